@@ -1,0 +1,70 @@
+"""Every limit of the core, with its unit at the end of its name. Nothing else lives here.
+
+A loop, page, queue, payload, depth or retry without a constant in this file is a defect.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# identities and text
+ID_CHARS_MAX = 256
+TEXT_CHARS_MAX = 65_536
+FAILURE_MESSAGE_CHARS_MAX = 16_384
+
+# payloads
+INLINE_BYTES_MAX = 1 * MIB  # larger payloads need blobs
+JSON_DEPTH_MAX = 64
+JSON_NODES_MAX = 65_536
+INTEGER_BITS_MAX = 64  # signed: -2**63 .. 2**63-1
+CANONICAL_INTEGER_MAX = 2**53 - 1  # beyond it canonical JSON carries a tagged decimal string
+
+# log
+BATCH_RECORDS_MAX = 256
+PAGE_RECORDS_MAX = 1024
+PAGE_BATCHES_MAX = 512
+RESPONSE_CALLS_MAX = 1024  # tool calls in one model response
+RESPONSE_BYTES_MAX = 8 * MIB
+MEMORY_THREADS_MAX = 256  # `memory:` stores: threads kept
+MEMORY_BYTES_MAX = 64 * MIB  # `memory:` stores: all logs together
+MEMORY_THREAD_BYTES_MAX = 4 * MIB
+
+# engine
+WORKERS_MAX = 1024
+LEASE_SECONDS = 10.0
+LEASE_SECONDS_MIN = 0.05
+RENEWALS_PER_LEASE = 3
+LOOP_STALL_SECONDS_MAX = 3.0  # or half the lease, whichever is smaller
+RECOVERY_SECONDS_MAX = 30.0
+RECOVERY_PERIOD_SECONDS = 5.0
+FAULT_BACKOFF_SECONDS_MIN = 0.5
+FAULT_BACKOFF_SECONDS_MAX = 300.0
+ATTEMPTS_WITHOUT_PROGRESS_MAX = 8  # then the submission waits for an operator (redrive)
+ATTEMPT_BACKOFF_SECONDS_MAX = 60.0
+PROBE_BACKOFF_SECONDS_MIN = 1.0
+PROBE_BACKOFF_SECONDS_MAX = 300.0
+PROBE_SECONDS_MAX = 30.0
+SIBLING_GRACE_SECONDS_MAX = 5.0  # started `once` siblings of a failing call may finish first
+DRAIN_SECONDS_MAX = 30.0
+MODEL_TRIES_MAX = 4
+MODEL_BACKOFF_SECONDS_MIN = 0.2
+MODEL_BACKOFF_SECONDS_MAX = 20.0
+
+# store
+GROUP_UNITS_MAX = 512  # units of work in one COMMIT
+GROUP_MILLISECONDS_MAX = 50
+BUSY_SECONDS_MAX = 60.0
+WATCH_SECONDS = 0.025  # how often a process looks for other processes' commits
+INLINE_COMMIT_SECONDS_MAX = 0.001  # a lone unit runs on the loop's thread while commits are faster than this
+
+# policy defaults
+TURNS_MAX = 16
+TOOL_CALLS_MAX = 64
+DURATION_SECONDS = 30 * 60.0
+DURATION_WAITING_SECONDS = 7 * 24 * 3600.0
+CONCURRENCY = 4
+REPEATED_FAILURES_MAX = 3
+OUTPUT_RETRIES_MAX = 2
+TOOL_RESULT_BYTES_MAX = 50 * KIB
+TOOL_RESULT_BYTES_MIN = 256

@@ -1,0 +1,386 @@
+"""The ledger port: what is owed. Mutable, audited; where it overlaps the log, the log wins and the ledger is repaired.
+
+All verbs run inside a unit of work of the store, in the writer, synchronously; each is atomic with the unit. Instants
+are arguments (microseconds since 1970): no verb reads a clock. Verbs that need a *fence* take ``(thread, epoch, token)``
+and raise ``OwnershipLost`` when they are not the thread's current ones; the check is in the same statement as the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from perdure.ports.log import Tail
+
+Order = Literal["queue", "join"]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What is admitted. Equal admissions under one key are the same submission."""
+
+    submission: str
+    thread: str
+    run: str
+    principal: str
+    key: str | None
+    program: str
+    definition: str
+    input: bytes
+    input_digest: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One row of the ledger."""
+
+    id: str
+    thread: str
+    thread_number: int
+    position: int
+    run: str
+    principal: str
+    key: str | None
+    program: str
+    definition: str
+    input: bytes
+    input_digest: str
+    state: str
+    created_at: int
+    input_sequence: int | None  # marker: where the input stands in the log
+    wake_at: int | None  # when a suspended or parked submission becomes claimable
+    not_before: int  # backoff
+    attempts: int  # in a row without progress
+    attempt_tail: int  # tail at the newest claim
+    outcome: str | None
+    failure: bytes | None
+    disposition: str | None
+    settled_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """What discovery needs of an open submission: identities, order, state. Never a payload."""
+
+    submission: str
+    thread: str
+    thread_number: int
+    position: int
+    program: str
+    state: str
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A granted ownership of one thread: the fence, the log's tail, what it was granted for."""
+
+    number: int
+    thread: str
+    epoch: int
+    token: int
+    tail: Tail
+    submission: Submission | None  # None: maintenance, there are only intents to take into the log
+    intents: tuple[Intent, ...]
+    lease_until: int
+    previous_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRow:
+    """One thread as the ledger knows it."""
+
+    number: int
+    id: str
+    created_at: int
+    epoch: int
+    owner: str | None
+    lease_until: int | None
+    due_at: int | None
+    archived_at: int | None
+
+
+IntentKind = Literal["cancel", "approval", "verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A command on its way into a log: immutable, first wins per ``(kind, subject)``.
+
+    ``subject`` is the submission (cancel), the approval id (approval) or the effect id plus its try (verdict);
+    ``body`` is JSON.
+    """
+
+    id: int
+    thread: int
+    submission: str | None
+    kind: IntentKind
+    subject: str
+    body: bytes
+    by: str
+    reason: str
+    at: int
+    applied_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    """One effect as the ledger lists it. What it repeats of the log is re-derived and compared by ``verify``."""
+
+    id: str
+    thread: int
+    submission: str
+    run: str
+    call: str
+    step: str | None
+    operation: str
+    kind: str
+    effect_class: str
+    risk: str
+    key: str
+    business_key: str | None
+    status: str
+    verdict: str | None
+    tries: int
+    sequence: int  # of its started record
+    started_at: int
+    ended_at: int | None
+    next_probe_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRow:
+    """One approval request. ``arguments`` is redacted JSON; ``digest`` covers the exact arguments."""
+
+    id: str
+    thread: int
+    submission: str
+    run: str
+    call: str
+    tool: str
+    arguments: bytes
+    digest: str
+    reason: str
+    asked_at: int
+    status: str
+    by: str | None = None
+    decision_reason: str | None = None
+    decided_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a thread is blocked. It never settles work and never proves that an effect failed."""
+
+    thread: int
+    thread_id: str
+    kind: str
+    message: str
+    first_at: int
+    last_at: int
+    tries: int
+    next_at: int
+
+
+class Ledger(Protocol):
+    """The verbs of what is owed."""
+
+    # -- admission ------------------------------------------------------------------------------------------------
+    def admit(self, admission: Admission) -> tuple[Submission, bool]:
+        """Create the thread row if absent and one owed submission, at the end of its thread's queue.
+
+        Returns the row and whether it was replayed. The same key with the same program and input digest returns the
+        original row for ever, also after settlement.
+
+        Raises:
+            Conflict: the key was used with another input or program; the message names both.
+        """
+        ...
+
+    def submission(self, id: str) -> Submission | None:
+        """The row of a submission id or of a run id. Strongly consistent."""
+        ...
+
+    # -- ownership ------------------------------------------------------------------------------------------------
+    def claim(
+        self, owner: str, programs: Collection[str] | None, limit: int, now: int, lease_until: int, tokens: list[int]
+    ) -> list[Claimed]:
+        """Grant up to ``limit`` due threads, oldest due first, each at epoch + 1 with a token of ``tokens``.
+
+        Granted are threads that no live lease holds, that no fault blocks, and that have an eligible submission of
+        one of ``programs`` (None: any) or intents to take in. Eligible is the lowest position that is not settled,
+        passing parked ones without a due wake, stopping at a suspended one without a due wake. At most one live
+        lease per thread.
+        """
+        ...
+
+    def claim_thread(
+        self, thread: int, owner: str, now: int, lease_until: int, token: int, *, blocked: bool = False
+    ) -> Claimed | None:
+        """Grant one thread if no live lease holds it, whatever is due on it; None otherwise.
+
+        Never bumps the epoch of a live owner. ``blocked``: also when a fault blocks it (recovery only).
+        """
+        ...
+
+    def renew(self, owner: str, lease_until: int) -> int:
+        """Extend every claim of ``owner``, also an expired one that nobody took. Returns how many it still holds."""
+        ...
+
+    def release(self, thread: int, epoch: int, token: int, now: int, *, not_before: int = 0) -> None:
+        """End ownership; the submission goes back to ready or input-applied. Fenced; a lost fence is no error here.
+
+        ``not_before`` delays the next claim (backoff).
+        """
+        ...
+
+    # -- progress (fenced by the append in the same unit) -----------------------------------------------------------
+    def apply_input(self, submission: str, sequence: int) -> None:
+        """Mark the input as canonical at ``sequence``. Idempotent at the same place.
+
+        Raises:
+            Corrupt: marked at another place.
+        """
+        ...
+
+    def suspend(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
+        """End ownership and wait for decisions, as a barrier. Fenced.
+
+        A decision recorded before this commits is seen: then the submission stays claimable and False is returned.
+        ``wake_at`` is a durable timer (the run's deadline).
+        """
+        ...
+
+    def park(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
+        """End ownership with an unknown open; later work may pass. Otherwise as :meth:`suspend`."""
+        ...
+
+    def settle(
+        self,
+        thread: int,
+        epoch: int,
+        token: int,
+        submission: str,
+        outcome: str,
+        failure: bytes | None,
+        disposition: str | None,
+        now: int,
+        *,
+        release: bool,
+    ) -> None:
+        """Make a submission terminal. Fenced. Idempotent with the same outcome.
+
+        With ``release`` the ownership ends in the same statement group; otherwise the claim goes on (queued work was
+        cancelled behind a running one).
+
+        Raises:
+            Conflict: settled with another outcome; the stored one stands.
+        """
+        ...
+
+    # -- intents --------------------------------------------------------------------------------------------------
+    def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
+        """Record a command; needs no fence. First wins per (kind, subject): the stored one and whether it is new.
+
+        Wakes what it decides: a cancel wakes its submission at once; an approval when no other of the submission is
+        pending; a verdict when no other unknown of the submission is open without one.
+        """
+        ...
+
+    def intents(self, thread: int, *, pending: bool = True) -> list[Intent]:
+        """Intents of a thread in order of arrival, only those not yet in the log by default."""
+        ...
+
+    def mark_applied(self, intent: int, now: int) -> None:
+        """The intent is in the log (same unit as its record)."""
+        ...
+
+    # -- effects and approvals --------------------------------------------------------------------------------------
+    def put_effect(self, row: EffectRow) -> None:
+        """Insert or replace an effect's row (same unit as its record)."""
+        ...
+
+    def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
+        """Set an effect's status and verdict (same unit as its record). ``now`` None leaves ``ended_at``."""
+        ...
+
+    def effect(self, id: str) -> EffectRow | None:
+        """One effect."""
+        ...
+
+    def effects(
+        self, *, status: str | None = None, run: str | None = None, limit: int = 1000, after: str = ""
+    ) -> list[EffectRow]:
+        """Effects ordered by start then id. Unknowns closed by a ``cancel_run`` verdict are not listed as unknown."""
+        ...
+
+    def schedule_probe(self, id: str, at: int) -> None:
+        """When the probe of an unknown effect is asked next."""
+        ...
+
+    def put_approval(self, row: ApprovalRow) -> None:
+        """Insert an approval request (same unit as its record). Idempotent."""
+        ...
+
+    def decide_approval(self, id: str, status: str, by: str, reason: str, now: int) -> None:
+        """Close an approval request (same unit as its record)."""
+        ...
+
+    def approval(self, id: str) -> ApprovalRow | None:
+        """One approval request."""
+        ...
+
+    def approvals(
+        self, *, status: str | None = None, run: str | None = None, limit: int = 1000
+    ) -> list[ApprovalRow]:
+        """Approval requests, oldest first."""
+        ...
+
+    # -- discovery and operation --------------------------------------------------------------------------------------
+    def thread(self, id: str | int) -> ThreadRow | None:
+        """One thread by id or number."""
+        ...
+
+    def threads(self, *, after: int = 0, limit: int = 1000) -> list[ThreadRow]:
+        """Threads by number."""
+        ...
+
+    def open_work(self, *, after: int = 0, limit: int = 1000, thread: int | None = None) -> list[WorkItem]:
+        """Submissions that are not settled, by (thread, position). Never reads a payload."""
+        ...
+
+    def submissions(
+        self, *, thread: int | None = None, state: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Submission]:
+        """Submissions in order of admission."""
+        ...
+
+    def put_fault(self, fault: Fault) -> None:
+        """Block a thread. It cannot be claimed until :meth:`clear_fault`."""
+        ...
+
+    def clear_fault(self, thread: int, now: int) -> None:
+        """Unblock a thread; what is due on it becomes claimable."""
+        ...
+
+    def faults(self) -> list[Fault]:
+        """Every blocked thread."""
+        ...
+
+    def redrive(self, submission: str, now: int) -> bool:
+        """Make an open submission claimable now, its counters reset. False if it is settled or held."""
+        ...
+
+    def repair_due(self, thread: int, now: int) -> None:
+        """Recompute when a thread is due from its rows. Idempotent; used by recovery."""
+        ...
+
+    def archive(self, thread: int, now: int) -> None:
+        """Hide a thread without open work from listings.
+
+        Raises:
+            Conflict: it has open work.
+        """
+        ...

@@ -1,0 +1,54 @@
+"""The log port: what happened. Append-only, fenced, hash-chained.
+
+All verbs run inside a unit of work of the store (``ports.store``), in the writer, synchronously.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where a log ends: sequence of its last record (0 when empty) and the 32-byte chain digest there."""
+
+    sequence: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch as stored: its place, the digest after it, and the bytes as appended."""
+
+    first: int
+    last: int
+    epoch: int
+    tail: bytes
+    body: bytes
+
+
+class Log(Protocol):
+    """Append and read one thread's batches. ``thread`` is the store's number for it (``ledger.Claimed.number``)."""
+
+    def append(
+        self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes
+    ) -> None:
+        """Append one batch of ``count`` records (1..256) after ``expected``; ``tail`` is the digest after it.
+
+        Atomic with the unit. The epoch and token are checked in the same statement as the write.
+        Idempotent: the same bytes at the same place again change nothing.
+
+        Raises:
+            OwnershipLost: epoch or token are not the thread's current ones, older or newer.
+            Conflict: the log does not end at ``expected`` and what follows is not this batch.
+        """
+        ...
+
+    def tail(self, thread: int) -> Tail:
+        """Where the log ends. Strongly consistent."""
+        ...
+
+    def read(self, thread: int, after: int, limit: int) -> list[StoredBatch]:
+        """At most ``limit`` batches whose first record comes after sequence ``after``, in order, without gaps."""
+        ...

@@ -1,0 +1,403 @@
+"""Fold a thread's records into its state. Folding runs no tool and no model; anything it builds can be built again.
+
+``apply`` changes the state it is given, because an attempt goes on folding what it appends; nothing else about it is
+impure. A record that cannot follow what came before is ``Corrupt``: the log is not ours to interpret freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.records import codec, effect, run, thread
+from perdure.records.parts import CallPart, Failure, Usage
+
+
+@dataclass(slots=True)
+class Step:
+    """One named step of a call."""
+
+    result: msgspec.Raw | None = None
+    prepared: effect.ToolStepPrepared | None = None  # a `once` step that has no outcome yet
+    tries: int = 0
+    unknown: effect.ToolCallUnknown | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call of a run, with everything that happened to it."""
+
+    id: str
+    turn: int
+    position: int
+    part: CallPart
+    operation: run.ToolOperation
+    approval: effect.ToolApprovalRequested | None = None
+    decision: effect.ToolApprovalDecided | None = None
+    prepared: effect.ToolCallPrepared | None = None  # the newest try
+    tries: int = 0
+    unknown: effect.ToolCallUnknown | None = None  # open unknown of the call itself
+    verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
+    steps: dict[str, Step] = field(default_factory=dict)
+    result: msgspec.Raw | None = None
+    failure: Failure | None = None
+    closed: bool = False
+    withdrawn: bool = False
+
+    @property
+    def in_flight(self) -> bool:
+        """Started, and neither closed nor unknown nor freed by a verdict for another try."""
+        return self.prepared is not None and not self.closed and self.unknown is None and self.verdict is None
+
+    def unknowns(self) -> Iterator[effect.ToolCallUnknown]:
+        """Open unknowns: of the call and of its steps."""
+        if self.unknown is not None:
+            yield self.unknown
+        for step in self.steps.values():
+            if step.unknown is not None:
+                yield step.unknown
+
+
+@dataclass(slots=True)
+class Turn:
+    """One model response and its batch of calls."""
+
+    number: int
+    response: run.ModelResponseRecorded
+    calls: list[Call] = field(default_factory=list)
+    rejected: Failure | None = None  # the output did not decode
+
+    @property
+    def open(self) -> bool:
+        """Whether a call of the batch has no result yet."""
+        return any(not call.closed for call in self.calls)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, as far as its records say."""
+
+    id: str
+    submission: str
+    input: msgspec.Raw
+    input_sequence: int
+    started: run.RunStarted | None = None
+    turns: list[Turn] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    model_tries: int = 0
+    model_prepared: run.ModelCallPrepared | None = None
+    tool_calls: int = 0
+    failure_streak: int = 0
+    output_rejections: int = 0
+    cancel: thread.CancelRequested | None = None
+    completed: run.RunCompleted | None = None
+    settled: thread.SubmissionSettled | None = None
+
+    def open_turn(self) -> Turn | None:
+        """The newest turn if its batch is incomplete."""
+        if self.turns and self.turns[-1].open:
+            return self.turns[-1]
+        return None
+
+    def unknowns(self) -> list[effect.ToolCallUnknown]:
+        """Every open unknown, in order of the calls."""
+        return [u for call in self.calls.values() for u in call.unknowns()]
+
+
+@dataclass(slots=True)
+class Thread:
+    """A thread's state at ``tail``."""
+
+    id: str
+    tail: int = 0
+    digest: bytes = codec.EMPTY_TAIL
+    epoch: int = 0
+    program: str | None = None
+    runs: dict[str, Run] = field(default_factory=dict)
+    settlements: dict[str, thread.SubmissionSettled] = field(default_factory=dict)
+    cancels: dict[str, thread.CancelRequested] = field(default_factory=dict)
+    repairs: list[thread.RepairAnnotated] = field(default_factory=list)
+
+
+def _fail(state: Thread, record: object, why: str) -> Corrupt:
+    return Corrupt(
+        f"Thread {state.id!r} record {state.tail + 1} ({type(record).__name__}) {why}.",
+        help="Run `perdure verify` and restore the database from a backup.",
+    )
+
+
+def _run(state: Thread, record: Any) -> Run:
+    found = state.runs.get(record.run)
+    if found is None:
+        raise _fail(state, record, f"names run {record.run!r}, which has no input")
+    return found
+
+
+def _call(state: Thread, record: Any) -> tuple[Run, Call]:
+    owner = _run(state, record)
+    found = owner.calls.get(record.call)
+    if found is None:
+        raise _fail(state, record, f"names call {record.call!r}, which no response declared")
+    return owner, found
+
+
+def _thread_created(state: Thread, record: thread.ThreadCreated) -> None:
+    if state.tail != 0:
+        raise _fail(state, record, "is not the first record")
+    state.program = record.program
+
+
+def _input(state: Thread, record: thread.UserInputRecorded) -> None:
+    if record.run in state.runs:
+        raise _fail(state, record, "records the same input twice")
+    state.runs[record.run] = Run(record.run, record.submission, record.input, state.tail + 1)
+
+
+def _started(state: Thread, record: run.RunStarted) -> None:
+    owner = _run(state, record)
+    if owner.started is not None:
+        raise _fail(state, record, "starts a run twice")
+    owner.started = record
+
+
+def _model_prepared(state: Thread, record: run.ModelCallPrepared) -> None:
+    _run(state, record).model_prepared = record
+
+
+def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
+    owner = _run(state, record)
+    if record.turn != len(owner.turns) + 1 or owner.open_turn() is not None:
+        raise _fail(state, record, f"is turn {record.turn} after turn {len(owner.turns)}")
+    turn = Turn(record.turn, record)
+    if record.operations:
+        parts = [part for part in record.parts if isinstance(part, CallPart)]
+        if len(parts) != len(record.operations):
+            raise _fail(state, record, "does not declare one operation for each call")
+        for position, (part, operation) in enumerate(zip(parts, record.operations, strict=True)):
+            call = Call(operation.call, record.turn, position, part, operation)
+            turn.calls.append(call)
+            owner.calls[call.id] = call
+        owner.tool_calls += len(parts)
+    owner.turns.append(turn)
+    owner.model_tries += record.tries
+    owner.model_prepared = None
+    used = record.usage
+    if used.input or used.output:
+        total = owner.usage
+        owner.usage = Usage(
+            total.input + used.input,
+            total.output + used.output,
+            total.cache_read + used.cache_read,
+            total.cache_write + used.cache_write,
+            total.reasoning + used.reasoning,
+        )
+
+
+def _interrupted(state: Thread, record: run.ModelResponseInterrupted) -> None:
+    owner = _run(state, record)
+    owner.model_tries += 1
+
+
+def _output_rejected(state: Thread, record: run.OutputRejected) -> None:
+    owner = _run(state, record)
+    if not owner.turns or owner.turns[-1].number != record.turn:
+        raise _fail(state, record, "is not about the newest turn")
+    owner.turns[-1].rejected = record.failure
+    owner.output_rejections += 1
+
+
+def _completed(state: Thread, record: run.RunCompleted) -> None:
+    owner = _run(state, record)
+    if owner.completed is not None:
+        raise _fail(state, record, "completes a run twice")
+    owner.completed = record
+
+
+def _approval_requested(state: Thread, record: effect.ToolApprovalRequested) -> None:
+    _, call = _call(state, record)
+    if call.prepared is not None or call.closed:
+        raise _fail(state, record, "asks for a call that was already dispatched")
+    call.approval = record
+
+
+def _approval_decided(state: Thread, record: effect.ToolApprovalDecided) -> None:
+    _, call = _call(state, record)
+    if call.approval is None or call.approval.approval != record.approval or call.decision is not None:
+        raise _fail(state, record, "decides nothing that was asked")
+    call.decision = record
+
+
+def _prepared(state: Thread, record: effect.ToolCallPrepared) -> None:
+    _, call = _call(state, record)
+    if call.closed or call.unknown is not None or record.attempt != call.tries + 1:
+        raise _fail(state, record, "starts a call that cannot start")
+    call.prepared = record
+    call.tries = record.attempt
+    call.verdict = None
+
+
+def _step(call: Call, name: str) -> Step:
+    found = call.steps.get(name)
+    if found is None:
+        found = call.steps[name] = Step()
+    return found
+
+
+def _step_prepared(state: Thread, record: effect.ToolStepPrepared) -> None:
+    _, call = _call(state, record)
+    step = _step(call, record.step)
+    if call.closed or step.result is not None or step.unknown is not None:
+        raise _fail(state, record, "starts a step that cannot start")
+    step.prepared = record
+    step.tries = record.attempt
+
+
+def _step_settled(state: Thread, record: effect.ToolStepSettled) -> None:
+    _, call = _call(state, record)
+    step = _step(call, record.step)
+    if call.closed or step.result is not None:
+        raise _fail(state, record, "records a step twice")
+    step.result = record.result
+    step.prepared = None
+    step.unknown = None
+
+
+def _step_refused(state: Thread, record: effect.ToolStepRefused) -> None:
+    _, call = _call(state, record)
+    step = _step(call, record.step)
+    step.prepared = None
+    step.unknown = None
+
+
+def _close(owner: Run, call: Call, failure: Failure | None) -> None:
+    call.closed = True
+    call.failure = failure
+    call.unknown = None
+    owner.failure_streak = owner.failure_streak + 1 if failure is not None else 0
+
+
+def _call_settled(state: Thread, record: effect.ToolCallSettled) -> None:
+    owner, call = _call(state, record)
+    if call.closed:
+        raise _fail(state, record, "settles a call twice")
+    call.result = record.result
+    _close(owner, call, record.failure)
+
+
+def _call_withdrawn(state: Thread, record: effect.ToolCallWithdrawn) -> None:
+    owner, call = _call(state, record)
+    if call.closed:
+        raise _fail(state, record, "withdraws a call that has a result")
+    call.withdrawn = True
+    _close(owner, call, record.failure)
+
+
+def _call_unknown(state: Thread, record: effect.ToolCallUnknown) -> None:
+    _, call = _call(state, record)
+    if call.closed:
+        raise _fail(state, record, "doubts a call that has a result")
+    if record.step is not None:
+        step = _step(call, record.step)
+        step.unknown, step.prepared = record, None
+    else:
+        call.unknown = record
+        call.verdict = None
+
+
+def _call_resolved(state: Thread, record: effect.ToolCallResolved) -> None:
+    _, call = _call(state, record)
+    if record.step is not None:
+        _step(call, record.step).unknown = None
+    elif call.unknown is None:
+        raise _fail(state, record, "resolves a call that is not unknown")
+    else:
+        call.unknown = None
+        call.verdict = record
+
+
+def _cancel(state: Thread, record: thread.CancelRequested) -> None:
+    state.cancels[record.submission] = record
+    for owner in state.runs.values():
+        if owner.submission == record.submission:
+            owner.cancel = record
+
+
+def _settled(state: Thread, record: thread.SubmissionSettled) -> None:
+    if record.submission in state.settlements:
+        raise _fail(state, record, f"settles submission {record.submission!r} twice")
+    state.settlements[record.submission] = record
+    owner = state.runs.get(record.run)
+    if owner is not None:
+        owner.settled = record
+
+
+def _repair(state: Thread, record: thread.RepairAnnotated) -> None:
+    state.repairs.append(record)
+
+
+_APPLY: dict[type, Callable[[Thread, Any], None]] = {
+    thread.ThreadCreated: _thread_created,
+    thread.UserInputRecorded: _input,
+    thread.CancelRequested: _cancel,
+    thread.SubmissionSettled: _settled,
+    thread.RepairAnnotated: _repair,
+    run.RunStarted: _started,
+    run.ModelCallPrepared: _model_prepared,
+    run.ModelResponseRecorded: _response,
+    run.ModelResponseInterrupted: _interrupted,
+    run.OutputRejected: _output_rejected,
+    run.RunCompleted: _completed,
+    effect.ToolApprovalRequested: _approval_requested,
+    effect.ToolApprovalDecided: _approval_decided,
+    effect.ToolCallPrepared: _prepared,
+    effect.ToolStepPrepared: _step_prepared,
+    effect.ToolStepSettled: _step_settled,
+    effect.ToolStepRefused: _step_refused,
+    effect.ToolCallSettled: _call_settled,
+    effect.ToolCallWithdrawn: _call_withdrawn,
+    effect.ToolCallUnknown: _call_unknown,
+    effect.ToolCallResolved: _call_resolved,
+}
+
+
+def apply(state: Thread, record: codec.Record) -> None:
+    """Take one record, the next in sequence, into the state.
+
+    Raises:
+        Corrupt: the record cannot follow what came before.
+    """
+    _APPLY[type(record)](state, record)
+    state.tail += 1
+
+
+def apply_batch(state: Thread, body: bytes) -> codec.Batch:
+    """Take one stored batch into the state, verifying place, epoch order and chain.
+
+    Raises:
+        Corrupt: it does not continue the state. Incompatible: this release cannot read it.
+    """
+    batch = codec.decode(body)
+    if batch.first != state.tail + 1 or batch.thread != state.id:
+        raise Corrupt(f"Thread {state.id!r} has a gap: batch at {batch.first} follows record {state.tail}.")
+    if batch.epoch < state.epoch:
+        raise Corrupt(f"Thread {state.id!r} batch at {batch.first} was written under a superseded epoch.")
+    state.epoch = batch.epoch
+    handlers = _APPLY
+    for record in batch.records:
+        handlers[type(record)](state, record)
+        state.tail += 1
+    state.digest = codec.chain(state.digest, body)
+    return batch
+
+
+def fold(thread_id: str, bodies: Iterable[bytes]) -> Thread:
+    """The state of a thread from the bytes of all its batches, from the first."""
+    state = Thread(thread_id)
+    for body in bodies:
+        apply_batch(state, body)
+    return state
