@@ -26,8 +26,13 @@ def derive(kind: str, *parts: str | int | None) -> str:
 
 
 def run_id(submission: str) -> str:
-    """The run of a submission."""
-    return derive("run", submission)
+    """The run of a submission: the same suffix, so either finds the other without an index."""
+    return "run_" + submission.removeprefix("sub_")
+
+
+def submission_of(run_or_submission: str) -> str:
+    """The submission id of a submission id or of its run's id."""
+    return "sub_" + run_or_submission[4:] if run_or_submission.startswith("run_") else run_or_submission
 
 
 def submission_id(thread: str, principal: str, key: str) -> str:

@@ -109,7 +109,7 @@ IntentKind = Literal["cancel", "approval", "verdict"]
 class Intent:
     """A command on its way into a log: immutable, first wins per ``(kind, subject)``.
 
-    ``subject`` is the submission (cancel), the approval id (approval) or the effect id plus its try (verdict);
+    ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict);
     ``body`` is JSON.
     """
 
@@ -148,6 +148,8 @@ class EffectRow:
     started_at: int
     ended_at: int | None
     next_probe_at: int | None = None
+    held_by: str | None = None
+    held_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,14 @@ class Ledger(Protocol):
         """
         ...
 
+    def settled_among(self, submissions: Collection[str]) -> list[str]:
+        """Which of these submissions are settled."""
+        ...
+
+    def next_due(self, programs: Collection[str] | None, now: int) -> int | None:
+        """The next instant at which :meth:`claim` may grant something, None if nothing is waiting."""
+        ...
+
     # -- intents --------------------------------------------------------------------------------------------------
     def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
         """Record a command; needs no fence. First wins per (kind, subject): the stored one and whether it is new.
@@ -299,7 +309,7 @@ class Ledger(Protocol):
 
     # -- effects and approvals --------------------------------------------------------------------------------------
     def put_effect(self, row: EffectRow) -> None:
-        """Insert or replace an effect's row (same unit as its record)."""
+        """Insert an effect's row (same unit as its record). Each try of a call is an effect of its own."""
         ...
 
     def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
@@ -313,7 +323,22 @@ class Ledger(Protocol):
     def effects(
         self, *, status: str | None = None, run: str | None = None, limit: int = 1000, after: str = ""
     ) -> list[EffectRow]:
-        """Effects ordered by start then id. Unknowns closed by a ``cancel_run`` verdict are not listed as unknown."""
+        """Effects ordered by start then id. ``unknown`` lists those without a verdict: the open ones."""
+        ...
+
+    def open_business_key(self, operation: str, business_key: str) -> EffectRow | None:
+        """The started or unknown effect of an operation on the same business object, on any thread, if any.
+
+        At most one can exist: a second :meth:`put_effect` raises ``Conflict``.
+        """
+        ...
+
+    def hold_effect(self, id: str, owner: str | None, until: int | None) -> None:
+        """Say that a body of this effect still runs in ``owner``; its renewals extend ``until``. None ends it."""
+        ...
+
+    def due_probes(self, now: int, limit: int = 100) -> list[EffectRow]:
+        """Open unknowns whose probe is to be asked now, oldest first."""
         ...
 
     def schedule_probe(self, id: str, at: int) -> None:

@@ -11,10 +11,17 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a log ends: sequence of its last record (0 when empty) and the 32-byte chain digest there."""
+    """Where a log ends.
+
+    Attributes:
+        sequence: of its last record, 0 when empty.
+        digest: the 32-byte chain digest there.
+        batch: sequence of the first record of its last batch, 0 when empty: the place of that batch.
+    """
 
     sequence: int
     digest: bytes
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)

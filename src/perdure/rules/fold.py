@@ -68,6 +68,7 @@ class Turn:
 
     number: int
     response: run.ModelResponseRecorded
+    sequence: int  # of the response
     calls: list[Call] = field(default_factory=list)
     rejected: Failure | None = None  # the output did not decode
 
@@ -173,7 +174,7 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
     owner = _run(state, record)
     if record.turn != len(owner.turns) + 1 or owner.open_turn() is not None:
         raise _fail(state, record, f"is turn {record.turn} after turn {len(owner.turns)}")
-    turn = Turn(record.turn, record)
+    turn = Turn(record.turn, record, state.tail + 1)
     if record.operations:
         parts = [part for part in record.parts if isinstance(part, CallPart)]
         if len(parts) != len(record.operations):

@@ -68,7 +68,7 @@ SUBMISSION: dict[SubmissionState, dict[SubmissionEvent, SubmissionState]] = {
 
 
 class EffectStatus(StrEnum):
-    """What is known of an effect. ``withdrawn`` was never dispatched; ``refused`` definitely did not take place."""
+    """What is known of one try of an effect; another try is another effect. ``withdrawn`` was never dispatched; ``refused`` definitely did not take place."""
 
     REQUESTED = "requested"
     STARTED = "started"
@@ -86,15 +86,14 @@ class EffectEvent(StrEnum):
     REFUSE = "refuse"
     LOSE = "lose"
     WITHDRAW = "withdraw"
-    RETRY = "retry"
 
 
 F, E = EffectStatus, EffectEvent
 
 EFFECT: dict[EffectStatus, dict[EffectEvent, EffectStatus]] = {
     F.REQUESTED: {E.START: F.STARTED, E.WITHDRAW: F.WITHDRAWN},
-    F.STARTED: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED, E.LOSE: F.UNKNOWN, E.RETRY: F.STARTED},
-    F.UNKNOWN: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED, E.RETRY: F.STARTED, E.LOSE: F.UNKNOWN},
+    F.STARTED: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED, E.LOSE: F.UNKNOWN},
+    F.UNKNOWN: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED},
     F.CONFIRMED: {},
     F.REFUSED: {},
     F.WITHDRAWN: {},

@@ -1,0 +1,1 @@
+"""Where logs and ledgers are kept. Each store meets the ports and passes ``perdure.testing.conformance``."""

@@ -1,0 +1,210 @@
+"""Connections: how a database file is opened, checked, and how SQLite's errors become ours.
+
+Refused before any write: an SQLite with the WAL-reset defect, a network file system, a file that is not ours, a newer
+format, settings that did not take.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from perdure.errors import Conflict, Corrupt, Error, Incompatible, Invalid, Unavailable
+from perdure.limits import BUSY_SECONDS_MAX
+
+APPLICATION_ID = 0x50455244  # "PERD"
+FORMAT = 1  # user_version; newer is refused
+RELEASE = "0.1"  # written as the oldest release that may read and write this file
+SQLITE_MIN = (3, 51, 3)  # older ones can lose acknowledged commits at a WAL reset with two connections
+NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb smb2 smb3 smbfs afs ncpfs 9p ceph glusterfs lustre fuse.sshfs fuse.s3fs fuse.glusterfs".split()
+)
+MEMORY = ":memory:"
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that holds ``path`` ("" where the system does not tell)."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    target, best, kind = str(path.resolve()), "", ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        mount = left.split()[4].replace("\\040", " ")
+        if (target == mount or target.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+            best, kind = mount, right.split()[0]
+    return kind
+
+
+def check_place(path: Path, *, create: bool, file_system_of: Callable[[Path], str] = file_system) -> None:
+    """Refuse a place where a database cannot be kept safely.
+
+    Raises:
+        Unavailable: the folder or the file is missing, or is no file. Invalid: a network file system.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise Unavailable(f"The folder {str(folder)!r} of the store does not exist.", help=f"Create it: mkdir -p {folder}")
+    if path.is_dir():
+        raise Unavailable(f"The store {str(path)!r} is a folder, not a file.", help="Name a file inside it.")
+    if not create and not path.exists():
+        raise Unavailable(f"There is no database at {str(path)!r}.", help="Check the path, or create it with a worker.")
+    kind = file_system_of(folder)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise Invalid(
+            f"The store {str(path)!r} is on a network file system ({kind}), where SQLite's locks do not hold.",
+            help="Use a local disk, or another database.",
+        )
+
+
+def translate(error: Exception, path: str) -> Error:
+    """Our error for one of SQLite's."""
+    where = f"The database {path!r}"
+    match error:
+        case apsw.FullError():
+            return Unavailable(f"{where} is full: {error}.", help="Free disk space and try again; nothing was lost.")
+        case apsw.BusyError() | apsw.LockedError():
+            return Unavailable(f"{where} is locked by another process: {error}.", help="Try again.")
+        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
+            return Unavailable(f"{where} cannot be written: {error}.", help="Check its permissions.")
+        case apsw.ConstraintError():
+            return Conflict(f"{where} refused what contradicts it: {error}.")
+        case apsw.NotADBError():
+            return Corrupt(f"{where} is not an SQLite database.", help="Name another file, or restore a backup.")
+        case apsw.CorruptError() | apsw.FormatError():
+            return Corrupt(f"{where} is malformed: {error}.", help="Restore it from a backup.")
+        case apsw.CantOpenError():
+            return Unavailable(f"{where} cannot be opened: {error}.", help="Check that path and permissions are right.")
+        case apsw.IOError():
+            return Unavailable(f"{where} met an I/O error: {error}.", help="Check the disk and try again.")
+        case _:
+            return Unavailable(f"{where} failed: {type(error).__name__}: {error}.")
+
+
+class BusyPolicy:
+    """How a connection waits for another process: short random sleeps, which share a file evenly.
+
+    ``patience`` is in seconds; a lone commit on the loop's thread lowers it and hands over to the writer thread.
+    """
+
+    def __init__(self) -> None:
+        self.patience = BUSY_SECONDS_MAX
+        self._began = 0.0
+        self._random = random.Random(os.getpid())
+
+    def __call__(self, count: int) -> bool:
+        if count == 0:
+            self._began = time.monotonic()
+        if time.monotonic() - self._began >= self.patience:
+            return False
+        time.sleep(self._random.uniform(0.0002, 0.001))
+        return True
+
+
+def connect(path: str, busy: BusyPolicy | None = None, *, read_only: bool = False) -> apsw.Connection:
+    """A connection with our settings, read back and checked.
+
+    Raises:
+        Unavailable, Corrupt, Incompatible: typed, before any write.
+    """
+    version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+    if version < SQLITE_MIN:
+        raise Incompatible(
+            f"SQLite {apsw.sqlite_lib_version()} can lose acknowledged commits (WAL-reset defect).",
+            help="Install apsw 3.51.3 or newer.",
+        )
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    if read_only:
+        flags = apsw.SQLITE_OPEN_READONLY
+    try:
+        connection = apsw.Connection(path, flags=flags)
+        connection.set_busy_handler(busy or BusyPolicy())
+        _settings(connection, path, read_only)
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    return connection
+
+
+def _settings(connection: apsw.Connection, path: str, read_only: bool) -> None:
+    memory = path == MEMORY
+
+    def pragma(name: str, value: str, expected: Any) -> None:
+        connection.execute(f"PRAGMA {name}={value}").fetchall()
+        actual = connection.execute(f"PRAGMA {name}").fetchall()[0][0]
+        if actual != expected:
+            raise Unavailable(f"The database {path!r} refused {name}={value}: it says {actual!r}.")
+
+    if not read_only and not memory:
+        pragma("journal_mode", "WAL", "wal")
+    pragma("synchronous", "FULL", 2)
+    pragma("foreign_keys", "ON", 1)
+    if not read_only:
+        pragma("secure_delete", "ON", 1)
+    pragma("fullfsync", "ON", 1)
+    pragma("checkpoint_fullfsync", "ON", 1)
+
+
+def pragma(connection: apsw.Connection, name: str) -> Any:
+    """Value of a pragma."""
+    return connection.execute(f"PRAGMA {name}").fetchall()[0][0]
+
+
+def is_empty(connection: apsw.Connection) -> bool:
+    """Whether the database holds nothing at all yet."""
+    return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+
+
+def check_format(connection: apsw.Connection, path: str) -> None:
+    """Refuse a database that is not ours or of another format. Reads only.
+
+    Raises:
+        Invalid: not a Perdure database. Incompatible: a newer format or release.
+    """
+    if pragma(connection, "application_id") != APPLICATION_ID:
+        raise Invalid(f"{path!r} is an SQLite database, but not one of Perdure's.", help="Name another file.")
+    found = pragma(connection, "user_version")
+    if found != FORMAT:
+        age = "newer" if found > FORMAT else "older"
+        raise Incompatible(
+            f"{path!r} has format {found}, {age} than format {FORMAT} of this release.",
+            help="Use the release that wrote it." if found > FORMAT else "Run `perdure db migrate`.",
+        )
+    rows = connection.execute("SELECT value FROM meta WHERE key = 'needs_release'").fetchall()
+    needs = str(rows[0][0]) if rows else "0"
+    if tuple(map(int, needs.split("."))) > tuple(map(int, RELEASE.split("."))):
+        raise Incompatible(f"{path!r} needs release {needs} or newer; this is {RELEASE}.", help="Upgrade perdure.")
+
+
+def schema() -> str:
+    """The statements of ``schema.sql``."""
+    return resources.files(__package__).joinpath("schema.sql").read_text()
+
+
+def migrations() -> list[str]:
+    """The numbered migrations, in order; applied from nothing they arrive at :func:`schema`."""
+    folder = resources.files(__package__).joinpath("migrations")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
+    return [f.read_text() for f in files]
+
+
+def create(connection: apsw.Connection) -> None:
+    """Lay out an empty database, unless another process was first."""
+    with_version = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT};"
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if is_empty(connection):
+            connection.execute(schema() + with_version)
+            connection.execute("INSERT INTO meta VALUES ('needs_release', ?)", (RELEASE,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,590 @@
+"""The ledger in SQLite. Each verb is a few statements inside the caller's unit of work.
+
+``thread.due_at`` says when somebody should look at a thread next, and for which program. It follows from the rows of
+``submission`` and ``intent`` (``_refresh``) and is recomputed by every verb that changes them, so claiming is one index
+read. A live lease moves it to the lease's end: an abandoned thread becomes due by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import apsw
+
+from perdure.errors import Conflict, Corrupt, Invalid, OwnershipLost, Unavailable
+from perdure.limits import MEMORY_THREADS_MAX
+from perdure.ports.ledger import (
+    Admission,
+    ApprovalRow,
+    Claimed,
+    EffectRow,
+    Fault,
+    Intent,
+    Submission,
+    ThreadRow,
+    WorkItem,
+)
+from perdure.ports.log import Tail
+from perdure.rules.lifecycle import SubmissionEvent, SubmissionState, after
+from perdure.stores.sqlite.log import SqliteLog
+
+_SUBMISSION = """SELECT s.id, t.id, s.thread, s.position, s.principal, s.key, s.program, s.definition, s.input,
+ s.input_digest, s.state, s.created_at, s.input_sequence, s.wake_at, s.not_before, s.attempts, s.attempt_tail,
+ s.outcome, s.failure, s.disposition, s.settled_at FROM submission s JOIN thread t ON t.number = s.thread """
+_INTENT = "SELECT number, thread, submission, kind, subject, body, by, reason, at, applied_at FROM intent "
+_EFFECT = """SELECT id, thread, submission, run, call, step, operation, kind, effect_class, risk, key, business_key,
+ status, verdict, tries, sequence, started_at, ended_at, next_probe_at, held_by, held_until FROM effect """
+_OPEN_BUSINESS = "status IN ('started', 'unknown') AND verdict IS NULL"
+_APPROVAL = """SELECT id, thread, submission, run, call, tool, arguments, digest, reason, asked_at, status, by,
+ decision_reason, decided_at FROM approval """
+_THREAD = "SELECT number, id, created_at, epoch, owner, lease_until, due_at, archived_at FROM thread "
+_FAULT = """SELECT f.thread, t.id, f.kind, f.message, f.first_at, f.last_at, f.tries, f.next_at
+ FROM fault f JOIN thread t ON t.number = f.thread """
+S = SubmissionState
+V = SubmissionEvent
+
+
+def _submission(row: tuple[Any, ...]) -> Submission:
+    id, thread, number, position, *rest = row
+    return Submission(id, thread, number, position, "run_" + id[4:], *rest)
+
+
+class SqliteLedger:
+    """Implements ``ports.ledger.Ledger`` on one connection; used inside a unit of work only."""
+
+    def __init__(self, connection: apsw.Connection, log: SqliteLog, *, memory: bool = False) -> None:
+        self._execute = connection.execute
+        self._changes = connection.changes
+        self._log = log
+        self._memory = memory
+
+    def _rows(self, sql: str, *params: Any) -> list[Any]:
+        return self._execute(sql, params).fetchall()
+
+    def _row(self, sql: str, *params: Any) -> Any:
+        rows = self._execute(sql, params).fetchall()
+        return rows[0] if rows else None
+
+    # -- admission ------------------------------------------------------------------------------------------------
+    def admit(self, admission: Admission) -> tuple[Submission, bool]:
+        """See ``ports.ledger.Ledger.admit``."""
+        a = admission
+        row = self._row("SELECT number, archived_at FROM thread WHERE id = ?", a.thread)
+        if row is None:
+            self._check_capacity()
+            self._execute("INSERT INTO thread (id, created_at) VALUES (?, ?)", (a.thread, a.at))
+            row = self._row("SELECT number, archived_at FROM thread WHERE id = ?", a.thread)
+            assert row is not None
+        elif a.key is not None:
+            earlier = self._row(
+                _SUBMISSION + "WHERE s.thread = ? AND s.principal = ? AND s.key = ?", row[0], a.principal, a.key
+            )
+            if earlier is not None:
+                return self._replayed(_submission(earlier), a), True
+        number = row[0]
+        if row[1] is not None:
+            self._execute("UPDATE thread SET archived_at = NULL WHERE number = ?", (number,))
+        position = self._rows("UPDATE thread SET positions = positions + 1 WHERE number = ? RETURNING positions", number)
+        self._execute(
+            """INSERT INTO submission (id, thread, position, principal, key, program, definition, input, input_digest,
+               state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'ready', ?)""",
+            (a.submission, number, position[0][0], a.principal, a.key, a.program, a.definition, a.input,
+             a.input_digest, a.at),
+        )  # fmt: skip
+        self._refresh(number, a.at)
+        created = Submission(
+            a.submission, a.thread, number, position[0][0], a.run, a.principal, a.key, a.program, a.definition,
+            a.input, a.input_digest, "ready", a.at, None, None, 0, 0, -1, None, None, None, None,
+        )  # fmt: skip
+        return created, False
+
+    def _check_capacity(self) -> None:
+        if self._memory and self._rows("SELECT count(*) FROM thread")[0][0] >= MEMORY_THREADS_MAX:
+            raise Unavailable(
+                f"An in-memory store holds at most {MEMORY_THREADS_MAX} threads (MEMORY_THREADS_MAX).",
+                help="Use a database file.",
+            )
+
+    def _replayed(self, earlier: Submission, a: Admission) -> Submission:
+        if earlier.program == a.program and earlier.input_digest == a.input_digest:
+            return earlier
+        raise Conflict(
+            f"Key {a.key!r} on thread {a.thread!r} already admitted {earlier.program!r} with input"
+            f" {earlier.input_digest[:12]}; this is {a.program!r} with input {a.input_digest[:12]}.",
+            help="Use another key for other work; the first submission is untouched.",
+        )
+
+    def submission(self, id: str) -> Submission | None:
+        """See ``ports.ledger.Ledger.submission``."""
+        wanted = "sub_" + id[4:] if id.startswith("run_") else id
+        row = self._row(_SUBMISSION + "WHERE s.id = ?", wanted)
+        return None if row is None else _submission(row)
+
+    # -- when a thread is due ---------------------------------------------------------------------------------------
+    def _open(self, thread: int) -> Iterator[Any]:
+        """Open submissions in order: id, state, program, wake_at, not_before. Lazy: most threads need one row."""
+        return iter(
+            self._execute(
+                "SELECT id, state, program, wake_at, not_before FROM submission"
+                " WHERE thread = ? AND state <> 'settled' ORDER BY position",
+                (thread,),
+            )
+        )
+
+    def _due(self, thread: int, now: int) -> tuple[int | None, str | None]:
+        if self._row("SELECT 1 FROM intent WHERE thread = ? AND applied_at IS NULL LIMIT 1", thread):
+            return now, None
+        best: tuple[int | None, str | None] = (None, None)
+        for _, state, program, wake_at, not_before in self._open(thread):
+            waits = state in (S.UNKNOWN, S.SUSPENDED)
+            at = wake_at if waits else max(not_before, now)
+            if at is not None and (best[0] is None or at < best[0]):
+                best = (at, program)
+            if state != S.UNKNOWN:
+                break
+        return best
+
+    def _refresh(self, thread: int, now: int) -> None:
+        """Recompute when an unowned thread is due. An owned one is due when its lease ends."""
+        due_at, program = self._due(thread, now)
+        self._execute(
+            "UPDATE thread SET due_at = CASE WHEN owner IS NULL THEN ?2 ELSE lease_until END, due_program = ?3"
+            " WHERE number = ?1",
+            (thread, due_at, program),
+        )
+
+    def repair_due(self, thread: int, now: int) -> None:
+        """See ``ports.ledger.Ledger.repair_due``."""
+        self._refresh(thread, now)
+
+    def _eligible(self, thread: int, programs: Collection[str] | None, now: int) -> str | None:
+        for id, state, program, wake_at, not_before in self._open(thread):
+            waits = state in (S.UNKNOWN, S.SUSPENDED)
+            ready = (wake_at is not None and wake_at <= now) if waits else not_before <= now
+            if ready and (programs is None or program in programs):
+                return str(id)
+            if state != S.UNKNOWN or ready:
+                return None
+        return None
+
+    # -- ownership ------------------------------------------------------------------------------------------------
+    def claim(
+        self, owner: str, programs: Collection[str] | None, limit: int, now: int, lease_until: int, tokens: list[int]
+    ) -> list[Claimed]:
+        """See ``ports.ledger.Ledger.claim``."""
+        filter = "" if programs is None else "AND (due_program IS NULL OR due_program IN (SELECT value FROM json_each(?4)))"
+        params: list[Any] = [now, now, limit]
+        if programs is not None:
+            params.append(json.dumps(sorted(programs)))
+        due = self._rows(
+            f"""SELECT number FROM thread WHERE due_at <= ?1 AND blocked = 0
+                AND (owner IS NULL OR lease_until <= ?2) {filter} ORDER BY due_at LIMIT ?3""",
+            *params,
+        )
+        granted = []
+        for (number,), token in zip(due, tokens, strict=False):
+            claimed = self._grant(number, owner, programs, now, lease_until, token)
+            if claimed is None:
+                self._refresh(number, now)
+            else:
+                granted.append(claimed)
+        return granted
+
+    def claim_thread(
+        self, thread: int, owner: str, now: int, lease_until: int, token: int, *, blocked: bool = False
+    ) -> Claimed | None:
+        """See ``ports.ledger.Ledger.claim_thread``."""
+        row = self._row("SELECT owner, lease_until, blocked FROM thread WHERE number = ?", thread)
+        if row is None or (row[0] is not None and row[1] > now) or (row[2] and not blocked):
+            return None
+        return self._grant(thread, owner, None, now, lease_until, token, maintenance=True)
+
+    def _grant(
+        self,
+        number: int,
+        owner: str,
+        programs: Collection[str] | None,
+        now: int,
+        lease_until: int,
+        token: int,
+        *,
+        maintenance: bool = False,
+    ) -> Claimed | None:
+        chosen = self._eligible(number, programs, now)
+        pending = self.intents(number)
+        if chosen is None and not pending and not maintenance:
+            return None
+        rows = self._rows(
+            """UPDATE thread SET epoch = epoch + 1, token = ?2, owner = ?3, lease_until = ?4, due_at = ?4
+               WHERE number = ?1 AND (owner IS NULL OR lease_until <= ?5) RETURNING id, epoch""",
+            number, token, owner, lease_until, now,
+        )  # fmt: skip
+        if len(rows) != 1:
+            return None
+        thread, epoch = rows[0]
+        tail = self._log.tail(number)
+        submission = None if chosen is None else self._start(chosen, tail)
+        return Claimed(number, thread, epoch, token, tail, submission, tuple(pending), lease_until, epoch - 1)
+
+    def _start(self, id: str, tail: Tail) -> Submission:
+        row = self._row(_SUBMISSION + "WHERE s.id = ?", id)
+        assert row is not None
+        found = _submission(row)
+        state = S(found.state)
+        if state in (S.SUSPENDED, S.UNKNOWN):
+            state = after(state, V.WAKE)
+        state = after(state, V.CLAIM)
+        attempts = found.attempts + 1 if found.attempt_tail == tail.sequence else 1
+        self._execute(
+            "UPDATE submission SET state = ?2, wake_at = NULL, attempts = ?3, attempt_tail = ?4 WHERE id = ?1",
+            (id, state, attempts, tail.sequence),
+        )
+        row = (*row[:10], str(state), *row[11:13], None, row[14], attempts, tail.sequence, *row[17:])
+        return _submission(row)
+
+    def renew(self, owner: str, lease_until: int) -> int:
+        """See ``ports.ledger.Ledger.renew``."""
+        self._execute("UPDATE effect SET held_until = ?2 WHERE held_by = ?1", (owner, lease_until))
+        self._execute("UPDATE thread SET lease_until = ?2, due_at = ?2 WHERE owner = ?1", (owner, lease_until))
+        return int(self._changes())
+
+    def _leave(self, thread: int, epoch: int, token: int, now: int) -> bool:
+        """End ownership and recompute when the thread is due. False if the fence is lost."""
+        due_at, program = self._due(thread, now)
+        self._execute(
+            """UPDATE thread SET owner = NULL, token = NULL, lease_until = NULL, due_at = ?4, due_program = ?5
+               WHERE number = ?1 AND epoch = ?2 AND token = ?3""",
+            (thread, epoch, token, due_at, program),
+        )
+        return self._changes() == 1
+
+    def _fence(self, thread: int, epoch: int, token: int) -> None:
+        row = self._row("SELECT id, epoch, token FROM thread WHERE number = ?", thread)
+        if row is None or row[1:] != (epoch, token):
+            name, actual = (row[0], row[1]) if row else (thread, "none")
+            raise OwnershipLost(f"Thread {name!r} is at epoch {actual}; this write was for epoch {epoch}.")
+
+    def release(self, thread: int, epoch: int, token: int, now: int, *, not_before: int = 0) -> None:
+        """See ``ports.ledger.Ledger.release``."""
+        row = self._row("SELECT epoch, token FROM thread WHERE number = ?", thread)
+        if row != (epoch, token):
+            return
+        self._execute(
+            "UPDATE submission SET state = 'ready' WHERE thread = ? AND state = 'running' AND input_sequence IS NULL",
+            (thread,),
+        )
+        if not_before:
+            head = next((id for id, state, *_ in self._open(thread) if state not in (S.UNKNOWN, S.SUSPENDED)), None)
+            self._execute("UPDATE submission SET not_before = ? WHERE id = ?", (not_before, head))
+        self._leave(thread, epoch, token, now)
+
+    # -- progress -------------------------------------------------------------------------------------------------
+    def apply_input(self, submission: str, sequence: int) -> None:
+        """See ``ports.ledger.Ledger.apply_input``."""
+        self._execute(
+            """UPDATE submission SET state = 'input-applied', input_sequence = ?2
+               WHERE id = ?1 AND state IN ('admitted', 'ready', 'running', 'input-applied')
+                 AND coalesce(input_sequence, ?2) = ?2""",
+            (submission, sequence),
+        )
+        if self._changes() != 1:
+            raise Corrupt(f"The input of submission {submission!r} is marked at another place than record {sequence}.")
+
+    def _wait(
+        self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int, event: SubmissionEvent
+    ) -> bool:
+        self._fence(thread, epoch, token)
+        found = self.submission(submission)
+        if found is None:
+            raise Invalid(f"Submission {submission!r} does not exist.")
+        state = after(S(found.state), event)
+        covered = self._covered(found, state)
+        self._execute(
+            "UPDATE submission SET state = ?2, wake_at = ?3 WHERE id = ?1",
+            (submission, state, now if covered else wake_at),
+        )
+        self._leave(thread, epoch, token, now)
+        return not covered
+
+    def suspend(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
+        """See ``ports.ledger.Ledger.suspend``."""
+        return self._wait(thread, epoch, token, submission, wake_at, now, V.SUSPEND)
+
+    def park(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
+        """See ``ports.ledger.Ledger.park``."""
+        return self._wait(thread, epoch, token, submission, wake_at, now, V.PARK)
+
+    def _covered(self, found: Submission, state: SubmissionState) -> bool:
+        """Whether a decision already recorded covers what this submission is about to wait for."""
+        if self._row("SELECT 1 FROM intent WHERE kind = 'cancel' AND subject = ? AND applied_at IS NULL", found.id):
+            return True
+        if state is S.UNKNOWN:
+            return self._undecided_effects(found.run) == 0
+        return self._undecided_approvals(found.run) == 0
+
+    def _undecided_effects(self, run: str) -> int:
+        return int(
+            self._rows(
+                """SELECT count(*) FROM effect e WHERE run = ? AND status = 'unknown' AND verdict IS NULL AND NOT EXISTS
+                   (SELECT 1 FROM intent i WHERE i.kind = 'verdict' AND i.subject = e.id)""",
+                run,
+            )[0][0]
+        )
+
+    def _undecided_approvals(self, run: str) -> int:
+        return int(
+            self._rows(
+                """SELECT count(*) FROM approval a WHERE run = ? AND status = 'pending' AND NOT EXISTS
+                   (SELECT 1 FROM intent i WHERE i.kind = 'approval' AND i.subject = a.id)""",
+                run,
+            )[0][0]
+        )
+
+    def settle(
+        self,
+        thread: int,
+        epoch: int,
+        token: int,
+        submission: str,
+        outcome: str,
+        failure: bytes | None,
+        disposition: str | None,
+        now: int,
+        *,
+        release: bool,
+    ) -> None:
+        """See ``ports.ledger.Ledger.settle``."""
+        self._execute(
+            """UPDATE submission SET state = 'settled', outcome = ?2, failure = ?3, disposition = ?4, settled_at = ?5,
+               wake_at = NULL WHERE id = ?1 AND state <> 'settled'""",
+            (submission, outcome, failure, disposition, now),
+        )
+        if self._changes() != 1:
+            row = self._row("SELECT outcome FROM submission WHERE id = ?", submission)
+            if row is None:
+                raise Invalid(f"Submission {submission!r} does not exist.")
+            if row[0] != outcome:
+                raise Conflict(f"Submission {submission!r} already settled as {row[0]}; {outcome} does not replace it.")
+        if not release:
+            self._fence(thread, epoch, token)
+        elif not self._leave(thread, epoch, token, now):
+            self._fence(thread, epoch, token)
+
+    def settled_among(self, submissions: Collection[str]) -> list[str]:
+        """See ``ports.ledger.Ledger.settled_among``."""
+        wanted = json.dumps(list(submissions))
+        rows = self._rows(
+            "SELECT id FROM submission WHERE id IN (SELECT value FROM json_each(?)) AND state = 'settled'", wanted
+        )
+        return [row[0] for row in rows]
+
+    def next_due(self, programs: Collection[str] | None, now: int) -> int | None:
+        """See ``ports.ledger.Ledger.next_due``."""
+        names = None if programs is None else json.dumps(sorted(programs))
+        row = self._row(
+            """SELECT min(due_at) FROM thread WHERE due_at IS NOT NULL AND blocked = 0 AND
+               (?1 IS NULL OR due_program IS NULL OR due_program IN (SELECT value FROM json_each(?1)))""",
+            names,
+        )
+        return None if row is None else row[0]
+
+    # -- intents --------------------------------------------------------------------------------------------------
+    def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
+        """See ``ports.ledger.Ledger.add_intent``."""
+        stored = self._row(_INTENT + "WHERE kind = ? AND subject = ?", intent.kind, intent.subject)
+        if stored is not None:
+            return Intent(*stored), False
+        i = intent
+        self._execute(
+            "INSERT INTO intent (thread, submission, kind, subject, body, by, reason, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (i.thread, i.submission, i.kind, i.subject, i.body, i.by, i.reason, i.at),
+        )
+        if i.submission is not None:
+            self._wake(i.submission, i.kind, i.at)
+        self._refresh(i.thread, i.at)
+        row = self._row(_INTENT + "WHERE kind = ? AND subject = ?", i.kind, i.subject)
+        assert row is not None
+        return Intent(*row), True
+
+    def _wake(self, submission: str, kind: str, now: int) -> None:
+        run = "run_" + submission[4:]
+        if kind == "verdict" and self._undecided_effects(run):
+            return
+        if kind == "approval" and self._undecided_approvals(run):
+            return
+        self._execute(
+            "UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND state IN ('suspended', 'unknown')",
+            (submission, now),
+        )
+
+    def intents(self, thread: int, *, pending: bool = True) -> list[Intent]:
+        """See ``ports.ledger.Ledger.intents``."""
+        only = "AND applied_at IS NULL " if pending else ""
+        return [Intent(*row) for row in self._rows(_INTENT + f"WHERE thread = ? {only}ORDER BY number", thread)]
+
+    def mark_applied(self, intent: int, now: int) -> None:
+        """See ``ports.ledger.Ledger.mark_applied``."""
+        self._execute("UPDATE intent SET applied_at = ? WHERE number = ? AND applied_at IS NULL", (now, intent))
+
+    # -- effects and approvals --------------------------------------------------------------------------------------
+    def put_effect(self, row: EffectRow) -> None:
+        """See ``ports.ledger.Ledger.put_effect``."""
+        e = row
+        self._execute(
+            "INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (e.id, e.thread, e.submission, e.run, e.call, e.step, e.operation, e.kind, e.effect_class, e.risk, e.key,
+             e.business_key, e.status, e.verdict, e.tries, e.sequence, e.started_at, e.ended_at, e.next_probe_at, e.held_by,
+             e.held_until),
+        )  # fmt: skip
+
+    def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
+        """See ``ports.ledger.Ledger.end_effect``."""
+        self._execute(
+            "UPDATE effect SET status = ?2, verdict = ?3, ended_at = coalesce(?4, ended_at) WHERE id = ?1",
+            (id, status, verdict, now),
+        )
+
+    def effect(self, id: str) -> EffectRow | None:
+        """See ``ports.ledger.Ledger.effect``."""
+        row = self._row(_EFFECT + "WHERE id = ?", id)
+        return None if row is None else EffectRow(*row)
+
+    def effects(
+        self, *, status: str | None = None, run: str | None = None, limit: int = 1000, after: str = ""
+    ) -> list[EffectRow]:
+        """See ``ports.ledger.Ledger.effects``."""
+        where, params = ["id > ?"], [after]
+        if status == "unknown":
+            where.append("status = 'unknown' AND verdict IS NULL")
+        elif status is not None:
+            where.append("status = ?")
+            params.append(status)
+        if run is not None:
+            where.append("run = ?")
+            params.append(run)
+        rows = self._rows(_EFFECT + f"WHERE {' AND '.join(where)} ORDER BY started_at, id LIMIT {int(limit)}", *params)
+        return [EffectRow(*row) for row in rows]
+
+    def open_business_key(self, operation: str, business_key: str) -> EffectRow | None:
+        """See ``ports.ledger.Ledger.open_business_key``."""
+        row = self._row(
+            _EFFECT + "WHERE operation = ? AND business_key = ? AND " + _OPEN_BUSINESS, operation, business_key
+        )
+        return None if row is None else EffectRow(*row)
+
+    def hold_effect(self, id: str, owner: str | None, until: int | None) -> None:
+        """See ``ports.ledger.Ledger.hold_effect``."""
+        self._execute("UPDATE effect SET held_by = ?, held_until = ? WHERE id = ?", (owner, until, id))
+
+    def due_probes(self, now: int, limit: int = 100) -> list[EffectRow]:
+        """See ``ports.ledger.Ledger.due_probes``."""
+        rows = self._rows(
+            _EFFECT + "WHERE status = 'unknown' AND verdict IS NULL AND next_probe_at <= ? ORDER BY next_probe_at LIMIT ?",
+            now, limit,
+        )  # fmt: skip
+        return [EffectRow(*row) for row in rows]
+
+    def schedule_probe(self, id: str, at: int) -> None:
+        """See ``ports.ledger.Ledger.schedule_probe``."""
+        self._execute("UPDATE effect SET next_probe_at = ? WHERE id = ?", (at, id))
+
+    def put_approval(self, row: ApprovalRow) -> None:
+        """See ``ports.ledger.Ledger.put_approval``."""
+        a = row
+        self._execute(
+            "INSERT OR IGNORE INTO approval VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (a.id, a.thread, a.submission, a.run, a.call, a.tool, a.arguments, a.digest, a.reason, a.asked_at,
+             a.status, a.by, a.decision_reason, a.decided_at),
+        )  # fmt: skip
+
+    def decide_approval(self, id: str, status: str, by: str, reason: str, now: int) -> None:
+        """See ``ports.ledger.Ledger.decide_approval``."""
+        self._execute(
+            "UPDATE approval SET status = ?, by = ?, decision_reason = ?, decided_at = ? WHERE id = ? AND status = 'pending'",
+            (status, by, reason, now, id),
+        )
+
+    def approval(self, id: str) -> ApprovalRow | None:
+        """See ``ports.ledger.Ledger.approval``."""
+        row = self._row(_APPROVAL + "WHERE id = ?", id)
+        return None if row is None else ApprovalRow(*row)
+
+    def approvals(self, *, status: str | None = None, run: str | None = None, limit: int = 1000) -> list[ApprovalRow]:
+        """See ``ports.ledger.Ledger.approvals``."""
+        rows = self._rows(
+            _APPROVAL + "WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR run = ?2) ORDER BY asked_at, id LIMIT ?3",
+            status, run, limit,
+        )  # fmt: skip
+        return [ApprovalRow(*row) for row in rows]
+
+    # -- discovery and operation --------------------------------------------------------------------------------------
+    def thread(self, id: str | int) -> ThreadRow | None:
+        """See ``ports.ledger.Ledger.thread``."""
+        row = self._row(_THREAD + ("WHERE number = ?" if isinstance(id, int) else "WHERE id = ?"), id)
+        return None if row is None else ThreadRow(*row)
+
+    def threads(self, *, after: int = 0, limit: int = 1000) -> list[ThreadRow]:
+        """See ``ports.ledger.Ledger.threads``."""
+        return [ThreadRow(*row) for row in self._rows(_THREAD + "WHERE number > ? ORDER BY number LIMIT ?", after, limit)]
+
+    def open_work(self, *, after: int = 0, limit: int = 1000, thread: int | None = None) -> list[WorkItem]:
+        """See ``ports.ledger.Ledger.open_work``."""
+        rows = self._rows(
+            """SELECT s.id, t.id, s.thread, s.position, s.program, s.state, s.created_at
+               FROM submission s INDEXED BY submission_open JOIN thread t ON t.number = s.thread
+               WHERE s.state <> 'settled' AND s.thread > ?1 AND (?2 IS NULL OR s.thread = ?2)
+               ORDER BY s.thread, s.position LIMIT ?3""",
+            after, thread, limit,
+        )  # fmt: skip
+        return [WorkItem(*row) for row in rows]
+
+    def submissions(
+        self, *, thread: int | None = None, state: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[Submission]:
+        """See ``ports.ledger.Ledger.submissions``."""
+        rows = self._rows(
+            _SUBMISSION + """WHERE s.number > ?1 AND (?2 IS NULL OR s.thread = ?2) AND (?3 IS NULL OR s.state = ?3)
+            ORDER BY s.number LIMIT ?4""",
+            after, thread, state, limit,
+        )  # fmt: skip
+        return [_submission(row) for row in rows]
+
+    def put_fault(self, fault: Fault) -> None:
+        """See ``ports.ledger.Ledger.put_fault``."""
+        f = fault
+        self._execute(
+            """INSERT INTO fault VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread) DO UPDATE SET kind = excluded.kind,
+               message = excluded.message, last_at = excluded.last_at, tries = fault.tries + 1, next_at = excluded.next_at""",
+            (f.thread, f.kind, f.message, f.first_at, f.last_at, f.tries, f.next_at),
+        )
+        self._execute("UPDATE thread SET blocked = 1 WHERE number = ?", (f.thread,))
+
+    def clear_fault(self, thread: int, now: int) -> None:
+        """See ``ports.ledger.Ledger.clear_fault``."""
+        self._execute("DELETE FROM fault WHERE thread = ?", (thread,))
+        self._execute("UPDATE thread SET blocked = 0 WHERE number = ?", (thread,))
+        self._refresh(thread, now)
+
+    def faults(self) -> list[Fault]:
+        """See ``ports.ledger.Ledger.faults``."""
+        return [Fault(*row) for row in self._rows(_FAULT + "ORDER BY f.first_at, f.thread")]
+
+    def redrive(self, submission: str, now: int) -> bool:
+        """See ``ports.ledger.Ledger.redrive``."""
+        found = self.submission(submission)
+        if found is None or found.state == S.SETTLED:
+            return False
+        row = self._row("SELECT owner, lease_until FROM thread WHERE number = ?", found.thread_number)
+        if row is not None and row[0] is not None and row[1] > now:
+            return False
+        self._execute("UPDATE submission SET not_before = 0, attempts = 0, attempt_tail = -1 WHERE id = ?", (found.id,))
+        self._refresh(found.thread_number, now)
+        return True
+
+    def archive(self, thread: int, now: int) -> None:
+        """See ``ports.ledger.Ledger.archive``."""
+        if next(self._open(thread), None) is not None:
+            raise Conflict(f"Thread number {thread} has open work.", help="Settle or cancel it first.")
+        self._execute("UPDATE thread SET archived_at = ? WHERE number = ?", (now, thread))
