@@ -25,6 +25,7 @@ class Step:
     prepared: effect.ToolStepPrepared | None = None  # a `once` step that has no outcome yet
     tries: int = 0
     unknown: effect.ToolCallUnknown | None = None
+    verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Call:
     decision: effect.ToolApprovalDecided | None = None
     prepared: effect.ToolCallPrepared | None = None  # the newest try
     tries: int = 0
+    tries_at_progress: int = 0  # tries when its newest step was recorded
     unknown: effect.ToolCallUnknown | None = None  # open unknown of the call itself
     verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
     steps: dict[str, Step] = field(default_factory=dict)
@@ -156,7 +158,9 @@ def _thread_created(state: Thread, record: thread.ThreadCreated) -> None:
 def _input(state: Thread, record: thread.UserInputRecorded) -> None:
     if record.run in state.runs:
         raise _fail(state, record, "records the same input twice")
-    state.runs[record.run] = Run(record.run, record.submission, record.input, state.tail + 1)
+    owner = Run(record.run, record.submission, record.input, state.tail + 1)
+    owner.cancel = state.cancels.get(record.submission)
+    state.runs[record.run] = owner
 
 
 def _started(state: Thread, record: run.RunStarted) -> None:
@@ -252,10 +256,13 @@ def _step(call: Call, name: str) -> Step:
 def _step_prepared(state: Thread, record: effect.ToolStepPrepared) -> None:
     _, call = _call(state, record)
     step = _step(call, record.step)
-    if call.closed or step.result is not None or step.unknown is not None:
+    if call.closed or step.result is not None or step.unknown is not None or step.prepared is not None:
         raise _fail(state, record, "starts a step that cannot start")
+    if record.attempt != step.tries + 1:
+        raise _fail(state, record, f"is try {record.attempt} of a step that was tried {step.tries} times")
     step.prepared = record
     step.tries = record.attempt
+    step.verdict = None
 
 
 def _step_settled(state: Thread, record: effect.ToolStepSettled) -> None:
@@ -266,11 +273,14 @@ def _step_settled(state: Thread, record: effect.ToolStepSettled) -> None:
     step.result = record.result
     step.prepared = None
     step.unknown = None
+    call.tries_at_progress = call.tries
 
 
 def _step_refused(state: Thread, record: effect.ToolStepRefused) -> None:
     _, call = _call(state, record)
     step = _step(call, record.step)
+    if call.closed or step.result is not None or (step.prepared is None and step.unknown is None and not step.tries):
+        raise _fail(state, record, "refuses a step that was not started")
     step.prepared = None
     step.unknown = None
 
@@ -304,7 +314,10 @@ def _call_unknown(state: Thread, record: effect.ToolCallUnknown) -> None:
         raise _fail(state, record, "doubts a call that has a result")
     if record.step is not None:
         step = _step(call, record.step)
+        if step.result is not None:
+            raise _fail(state, record, "doubts a step that has a result")
         step.unknown, step.prepared = record, None
+        step.verdict = None
     else:
         call.unknown = record
         call.verdict = None
@@ -313,7 +326,11 @@ def _call_unknown(state: Thread, record: effect.ToolCallUnknown) -> None:
 def _call_resolved(state: Thread, record: effect.ToolCallResolved) -> None:
     _, call = _call(state, record)
     if record.step is not None:
-        _step(call, record.step).unknown = None
+        step = _step(call, record.step)
+        if step.unknown is None:
+            raise _fail(state, record, "resolves a step that is not unknown")
+        step.unknown = None
+        step.verdict = record
     elif call.unknown is None:
         raise _fail(state, record, "resolves a call that is not unknown")
     else:

@@ -40,7 +40,12 @@ class SubmissionEvent(StrEnum):
 S, V = SubmissionState, SubmissionEvent
 
 SUBMISSION: dict[SubmissionState, dict[SubmissionEvent, SubmissionState]] = {
-    S.ADMITTED: {V.MARK_READY: S.READY, V.CLAIM: S.ADMITTED, V.APPLY_INPUT: S.INPUT_APPLIED, V.RESERVE: S.TERMINALIZING},
+    S.ADMITTED: {
+        V.MARK_READY: S.READY,
+        V.CLAIM: S.ADMITTED,
+        V.APPLY_INPUT: S.INPUT_APPLIED,
+        V.RESERVE: S.TERMINALIZING,
+    },
     S.READY: {V.CLAIM: S.RUNNING, V.RESERVE: S.TERMINALIZING, V.SETTLE: S.SETTLED},
     S.RUNNING: {
         V.CLAIM: S.RUNNING,

@@ -1,0 +1,760 @@
+"""What to do with one owed submission: evidence in, exactly one decision out. Pure.
+
+Leases are no evidence: the fenced claim decides who acts. The order in which evidence is weighed is the tuple
+``_PRECEDENCE`` and nothing else. A decision names what to do; ``engine`` does it, then classifies again. Nothing here
+authorizes execution unless today's replay contract of a tool is the one its call was declared under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Literal
+
+from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX
+from perdure.records.effect import ToolCallPrepared, ToolCallResolved
+from perdure.records.parts import Failure
+from perdure.records.thread import SubmissionSettled
+from perdure.rules import fold
+from perdure.rules.lifecycle import EffectClass
+from perdure.rules.lifecycle import SubmissionState as State
+
+Disposition = Literal["repaired", "deferred", "none", "unknown"]
+Execution = Literal["not-executed", "unavailable"]
+
+
+class Missing(Enum):
+    """The contract of a tool that today's definition does not have."""
+
+    MISSING = "missing"
+
+
+MISSING = Missing.MISSING
+Contract = str | Missing | None
+"""Today's replay contract of a call's tool; ``MISSING`` when the tool is gone; None when no binding is at hand."""
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A started effect without outcome, as it is to be recorded unknown unless a probe answers."""
+
+    call: str
+    effect: str
+    tool: str
+    reason: str
+    step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """No try is recorded and the contract is the same: dispatch. For pure and observe that proves no absence of one."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """A try is recorded and another is authorized, with the same key. ``steps``: re-enter, recorded steps are read."""
+
+    call: str
+    why: Literal["pure", "observe", "idempotent", "keyed", "steps", "not_applied", "safe_to_retry"]
+    steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """It has a canonical result or was withdrawn: nothing to do."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """A canonical verdict decides the result (applied, refused, compensated): settle with it, run nothing."""
+
+    call: str
+    verdict: ToolCallResolved
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """It may never be dispatched (refused at preflight, approval not given): record that, run nothing."""
+
+    call: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RetireUnavailable:
+    """Its tool is gone or changed: answer it as unavailable, run nothing.
+
+    ``not-executed`` is proven (its class requires a started record and there is none, or a verdict says not applied);
+    ``unavailable`` claims nothing.
+    """
+
+    call: str
+    execution: Execution
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsProbe:
+    """Started, and nobody may say what happened: ask the probe if there is one, else record each doubt unknown."""
+
+    call: str
+    doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitDecision:
+    """Its approval was asked and is not decided in the log."""
+
+    call: str
+    approval: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitVerdict:
+    """Of recorded unknown outcome, or held until every unknown of its batch has a verdict."""
+
+    call: str
+    effects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitBinding:
+    """It may go on, but only where its tool is at hand: leave it to a worker."""
+
+    call: str
+
+
+CallPlan = (
+    Run
+    | Rerun
+    | Reuse
+    | Inject
+    | Withdraw
+    | RetireUnavailable
+    | NeedsProbe
+    | AwaitDecision
+    | AwaitVerdict
+    | AwaitBinding
+)
+Advancing = Run | Rerun | Inject | Withdraw | RetireUnavailable | AwaitBinding
+
+_CHANGED = "its tool was started under another contract than today's, or is gone"
+_LOST = "it was started, and its owner vanished before an outcome was recorded"
+_WORN = f"it was tried {ATTEMPTS_WITHOUT_PROGRESS_MAX} times and never came to an outcome"
+_ENDED = "its run ended while it was in flight"
+
+
+def effect_class(call: fold.Call) -> EffectClass:
+    """The class a call was declared under; anything unreadable promises nothing."""
+    try:
+        return EffectClass(call.operation.effect)
+    except ValueError:
+        return EffectClass.ONCE
+
+
+def requires_preparation(call: fold.Call) -> bool:
+    """Whether dispatch of this call is always preceded by a started record."""
+    return call.operation.steps or effect_class(call).prepared
+
+
+def _same_contract(call: fold.Call, contract: Contract) -> bool:
+    declared = call.operation.contract
+    started = call.prepared is None or call.prepared.contract == declared
+    return bool(declared) and contract == declared and started
+
+
+def _step_doubts(call: fold.Call, reason: str) -> tuple[Doubt, ...]:
+    return tuple(
+        Doubt(call.id, step.prepared.effect, call.operation.tool, reason, name)
+        for name, step in call.steps.items()
+        if step.prepared is not None and step.unknown is None
+    )
+
+
+def doubts(call: fold.Call, reason: str = _ENDED) -> tuple[Doubt, ...]:
+    """Every started effect of a call that has neither outcome nor unknown: what a settlement must record first."""
+    if call.closed:
+        return ()
+    own: tuple[Doubt, ...] = ()
+    if call.in_flight and call.prepared is not None:
+        own = (Doubt(call.id, call.prepared.effect, call.operation.tool, reason),)
+    return own + _step_doubts(call, reason)
+
+
+def call_plan(call: fold.Call, contract: Contract) -> CallPlan:
+    """What to do with one call of a run that goes on, by its records and today's contract of its tool.
+
+    Siblings are not looked at: :func:`batch_plan` also holds what must wait for the rest of the batch.
+    """
+    if call.closed:
+        return Reuse(call.id)
+    return _by_record(call) or _by_contract(call, contract)
+
+
+def _by_record(call: fold.Call) -> CallPlan | None:
+    """The plans that the records alone decide, whatever the tools are today."""
+    if lost := _step_doubts(call, _LOST):
+        return NeedsProbe(call.id, lost)
+    if unknown := tuple(u.effect for u in call.unknowns()):
+        return AwaitVerdict(call.id, unknown)
+    if call.verdict is not None:
+        if call.verdict.verdict == "cancel_run":
+            return AwaitVerdict(call.id, (call.verdict.effect,))
+        if call.verdict.verdict not in ("not_applied", "safe_to_retry"):
+            return Inject(call.id, call.verdict)
+    if call.prepared is None:
+        if call.operation.rejected is not None:
+            return Withdraw(call.id, call.operation.rejected)
+        if call.approval is not None and call.decision is None:
+            return AwaitDecision(call.id, call.approval.approval)
+        if call.decision is not None and call.decision.decision != "approved":
+            said = f"Approval {call.decision.decision} by {call.decision.by}: {call.decision.reason}".rstrip(": ")
+            return Withdraw(call.id, Failure("rejected", said))
+    return None
+
+
+def _by_contract(call: fold.Call, contract: Contract) -> CallPlan:
+    """The plans that also depend on whether today's tool is the one the call was declared under."""
+    if call.prepared is None or not requires_preparation(call):
+        if contract is None:
+            return AwaitBinding(call.id)
+        if not _same_contract(call, contract):
+            return RetireUnavailable(call.id, "not-executed" if requires_preparation(call) else "unavailable")
+        if call.prepared is None:
+            return Run(call.id)
+        return Rerun(call.id, "pure" if effect_class(call) is EffectClass.PURE else "observe")
+    if call.verdict is not None:
+        return _freed(call, call.prepared, call.verdict, contract)
+    return _lost(call, call.prepared, contract)
+
+
+def _doubt(call: fold.Call, prepared: ToolCallPrepared, reason: str) -> NeedsProbe:
+    return NeedsProbe(call.id, (Doubt(call.id, prepared.effect, call.operation.tool, reason),))
+
+
+def _freed(call: fold.Call, prepared: ToolCallPrepared, verdict: ToolCallResolved, contract: Contract) -> CallPlan:
+    """A verdict allows another try: of the same code. ``safe_to_retry`` says nothing about changed code."""
+    if contract is None:
+        return AwaitBinding(call.id)
+    same = _same_contract(call, contract)
+    if verdict.verdict == "not_applied":
+        if same:
+            return Rerun(call.id, "not_applied", call.operation.steps)
+        return RetireUnavailable(call.id, "not-executed")
+    if same:
+        return Rerun(call.id, "safe_to_retry", call.operation.steps)
+    return _doubt(call, prepared, _CHANGED)
+
+
+def _lost(call: fold.Call, prepared: ToolCallPrepared, contract: Contract) -> CallPlan:
+    """Started, and neither an outcome nor a verdict: only the declared class permits another try."""
+    kind, steps = effect_class(call), call.operation.steps
+    if kind is EffectClass.ONCE and not steps:
+        return _doubt(call, prepared, _LOST)
+    if call.tries - call.tries_at_progress >= ATTEMPTS_WITHOUT_PROGRESS_MAX:
+        return _doubt(call, prepared, _WORN)
+    if contract is None:
+        return AwaitBinding(call.id)
+    if not _same_contract(call, contract):
+        return _doubt(call, prepared, _CHANGED)
+    if steps:
+        return Rerun(call.id, "steps", steps=True)
+    return Rerun(call.id, "keyed" if kind is EffectClass.KEYED else "idempotent")
+
+
+def contract_of(contracts: Mapping[str, str] | None, tool: str) -> Contract:
+    """Today's contract of a tool by name, as :func:`call_plan` wants it."""
+    return None if contracts is None else contracts.get(tool, MISSING)
+
+
+def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[CallPlan, ...]:
+    """One plan for each call of a batch, in order of declaration.
+
+    While any call is unknown, siblings that were never started go on, but a call that a verdict freed for another try
+    is held until every unknown of the batch has its verdict: a batch is not reopened in part.
+    """
+    plans = tuple(call_plan(call, contract_of(contracts, call.operation.tool)) for call in turn.calls)
+    open_effects = tuple(u.effect for call in turn.calls for u in call.unknowns())
+    if not open_effects:
+        return plans
+    return tuple(
+        AwaitVerdict(call.id, open_effects)
+        if call.verdict is not None and isinstance(plan, Rerun | RetireUnavailable | AwaitBinding | NeedsProbe)
+        else plan
+        for call, plan in zip(turn.calls, plans, strict=True)
+    )
+
+
+# -- one submission ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything a decision may rest on.
+
+    Attributes:
+        state: the ledger's state of the submission.
+        input_marker: where the ledger says the input stands in the log.
+        reservation: an exact settlement is reserved (split store only).
+        settlement: the canonical settlement of this submission, also of one that never had a run.
+        run: the folded run, None while its input is not canonical.
+        cancelled: a CancelRequested of this submission is canonical.
+        cancel_intent: a cancel is recorded and not yet in the log.
+        thread_created: the thread exists (its row; on a split store its first record).
+        verdict_intents: effect id to verdict name, recorded and not yet in the log.
+        approval_intents: approval ids decided and not yet in the log.
+        contracts: tool name to today's replay contract; None: no binding at hand, so nothing is authorized to run.
+        past_deadline: the deadline that RunStarted froze has passed.
+        attempts: attempts in a row that made no progress.
+    """
+
+    state: State
+    input_marker: int | None = None
+    reservation: bool = False
+    settlement: SubmissionSettled | None = None
+    run: fold.Run | None = None
+    cancelled: bool = False
+    cancel_intent: bool = False
+    thread_created: bool = True
+    verdict_intents: Mapping[str, str] = field(default_factory=dict)
+    approval_intents: Collection[str] = ()
+    contracts: Mapping[str, str] | None = None
+    past_deadline: bool = False
+    attempts: int = 0
+
+    @property
+    def ledger_settled(self) -> bool:
+        """Whether the ledger calls the submission settled."""
+        return self.state is State.SETTLED
+
+
+def gather(  # noqa: PLR0913 - one argument for each kind of evidence
+    thread: fold.Thread | None,
+    submission: str,
+    run: str,
+    state: State | str,
+    *,
+    input_marker: int | None = None,
+    reservation: bool = False,
+    cancel_intent: bool = False,
+    thread_created: bool = True,
+    verdict_intents: Mapping[str, str] | None = None,
+    approval_intents: Collection[str] = (),
+    contracts: Mapping[str, str] | None = None,
+    past_deadline: bool = False,
+    attempts: int = 0,
+) -> Evidence:
+    """Evidence about one submission from its thread's fold and plain values of its ledger row."""
+    return Evidence(
+        state=State(state),
+        input_marker=input_marker,
+        reservation=reservation,
+        settlement=None if thread is None else thread.settlements.get(submission),
+        run=None if thread is None else thread.runs.get(run),
+        cancelled=thread is not None and submission in thread.cancels,
+        cancel_intent=cancel_intent,
+        thread_created=thread_created,
+        verdict_intents=verdict_intents or {},
+        approval_intents=approval_intents,
+        contracts=contracts,
+        past_deadline=past_deadline,
+        attempts=attempts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NoAction:
+    """Settled in the ledger, and no command waits."""
+
+    disposition: ClassVar[Disposition] = "none"
+    meaning: ClassVar[str] = "The submission is settled; nothing is owed."
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteMaterialization:
+    """Create the thread, then make the submission ready."""
+
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "It was admitted before its thread existed; the thread is created and it becomes ready."
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReadiness:
+    """Make the submission ready."""
+
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "It was admitted and never became ready; it becomes ready."
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitClaim:
+    """Leave it to a worker's claim."""
+
+    disposition: ClassVar[Disposition] = "none"
+    meaning: ClassVar[str] = "It is ready and was never attempted; the next free worker takes it."
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyInput:
+    """The next claim applies the input, once."""
+
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "It was claimed and its input is not in the log; the next claim applies it once."
+
+
+@dataclass(frozen=True, slots=True)
+class RepairInputMarker:
+    """Set the ledger's marker to where the input stands; append nothing."""
+
+    sequence: int
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Its input is in the log and the ledger does not say so; the ledger is corrected."
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizeLedgerFromHistory:
+    """Make the ledger agree with the canonical settlement."""
+
+    settlement: SubmissionSettled
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "The log holds its settlement; the ledger is closed from it."
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizeReserved:
+    """The reserved settlement is canonical: close ledger and reservation from it."""
+
+    settlement: SubmissionSettled
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Its reserved settlement reached the log; reservation and ledger are closed from it."
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReservedSettlement:
+    """Append exactly the reserved record, then finalize. It wins over a later cancel."""
+
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Its settlement was reserved and did not reach the log; exactly that one is appended."
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteFromHistory:
+    """Settle as completed with the recorded output and disposition; check ``result_digest``; decode nothing."""
+
+    run: str
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Its output is recorded; it is settled with that output and disposition."
+
+
+@dataclass(frozen=True, slots=True)
+class AppendIntents:
+    """Take commands into the log (same unit: mark them applied), then classify again.
+
+    Attributes:
+        verdicts: effect ids whose verdict can be appended now.
+        approvals: approval ids whose decision can be appended now.
+        cancel: append CancelRequested.
+        moot: subjects that no longer have anything to decide (``cancel`` for a cancel): mark applied, append nothing.
+    """
+
+    verdicts: tuple[str, ...] = ()
+    approvals: tuple[str, ...] = ()
+    cancel: bool = False
+    moot: tuple[str, ...] = ()
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Commands were given that the log does not hold yet; they are taken in before they count."
+
+
+@dataclass(frozen=True, slots=True)
+class SettleCancelled:
+    """Record each doubt unknown, then settle as cancelled. ``requested``: CancelRequested is already canonical."""
+
+    doubts: tuple[Doubt, ...]
+    requested: bool
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "It was cancelled; what was in flight is recorded unknown and it is settled as cancelled."
+
+
+@dataclass(frozen=True, slots=True)
+class FailDuration:
+    """Record each doubt unknown, then settle as failed (``policy.duration``). Nothing is started any more."""
+
+    doubts: tuple[Doubt, ...]
+    disposition: ClassVar[Disposition] = "repaired"
+    meaning: ClassVar[str] = "Its deadline passed; what was in flight is recorded unknown and it is settled as failed."
+
+
+@dataclass(frozen=True, slots=True)
+class MarkUnknown:
+    """Ask a declared probe about each doubt where one is at hand; record the rest unknown."""
+
+    doubts: tuple[Doubt, ...]
+    disposition: ClassVar[Disposition] = "unknown"
+    meaning: ClassVar[str] = "Effects were started and have no outcome; they are reconciled or recorded unknown."
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitUnknownResolution:
+    """Stay parked until every one of these effects has a verdict."""
+
+    effects: tuple[str, ...]
+    disposition: ClassVar[Disposition] = "unknown"
+    meaning: ClassVar[str] = "The outcome of effects is unknown; it waits for a verdict on each (perdure reconcile)."
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitApprovalDecision:
+    """Stay suspended until these approvals are decided."""
+
+    approvals: tuple[str, ...]
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "It waits for a person to approve or reject (perdure approve)."
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePendingBatch:
+    """Carry out one plan for each call of the open batch."""
+
+    turn: int
+    plans: tuple[CallPlan, ...]
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "A batch of tool calls is incomplete; a worker goes on with what is not yet settled."
+
+
+@dataclass(frozen=True, slots=True)
+class FinishFromResponse:
+    """The newest response is final: complete from it, without a model call."""
+
+    turn: int
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "Its final answer is recorded; a worker completes it from that."
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFromTurnBoundary:
+    """Make model call ``turn``. An earlier owner may have made it too: its charge may repeat, and that is recorded."""
+
+    turn: int
+    started: bool
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "It stands between turns; a worker asks the model for the next one."
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """Attempts made no progress: run nothing until an operator redrives or cancels it."""
+
+    attempts: int
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "Its attempts made no progress and it stopped; look into it, then redrive or cancel it."
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The evidence contradicts itself or cannot be decided by this release: a fault of the thread."""
+
+    reason: str
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "The evidence contradicts itself; nothing runs until that is repaired (perdure verify)."
+
+
+Decision = (
+    NoAction
+    | CompleteMaterialization
+    | RepairReadiness
+    | AwaitClaim
+    | ApplyInput
+    | RepairInputMarker
+    | FinalizeLedgerFromHistory
+    | FinalizeReserved
+    | AppendReservedSettlement
+    | CompleteFromHistory
+    | AppendIntents
+    | SettleCancelled
+    | FailDuration
+    | MarkUnknown
+    | AwaitUnknownResolution
+    | AwaitApprovalDecision
+    | ResumePendingBatch
+    | FinishFromResponse
+    | ResumeFromTurnBoundary
+    | Poisoned
+    | Blocked
+)
+
+
+def _ledger_settled(e: Evidence) -> Decision | None:
+    if not e.ledger_settled:
+        return None
+    return _intents(e) or NoAction()
+
+
+def _log_settled(e: Evidence) -> Decision | None:
+    if e.settlement is None:
+        return None
+    return FinalizeReserved(e.settlement) if e.reservation else FinalizeLedgerFromHistory(e.settlement)
+
+
+def _reserved(e: Evidence) -> Decision | None:
+    if e.reservation:
+        return AppendReservedSettlement()
+    if e.state is State.TERMINALIZING:
+        return Blocked("The ledger says a settlement was reserved, and there is none.")
+    return None
+
+
+def _materialized(e: Evidence) -> Decision | None:
+    if e.state is State.ADMITTED and not e.thread_created:
+        return CompleteMaterialization()
+    return None
+
+
+def _input(e: Evidence) -> Decision | None:
+    if e.run is None:
+        if e.input_marker is not None or e.state in (State.INPUT_APPLIED, State.SUSPENDED, State.UNKNOWN):
+            return Blocked("The ledger says its input is in the log, and the log does not hold it.")
+        return None
+    sequence = e.run.input_sequence
+    if e.input_marker is None or (e.input_marker == sequence and e.state in (State.ADMITTED, State.READY)):
+        return RepairInputMarker(sequence)
+    if e.input_marker != sequence:
+        return Blocked(f"The ledger says its input is record {e.input_marker}; the log holds it at {sequence}.")
+    return None
+
+
+def _completed(e: Evidence) -> Decision | None:
+    if e.run is not None and e.run.completed is not None:
+        return CompleteFromHistory(e.run.id)
+    return None
+
+
+def _intents(e: Evidence) -> Decision | None:
+    """Commands the log can take now. A verdict on an effect in flight waits until that is recorded unknown."""
+    calls = [] if e.run is None else list(e.run.calls.values())
+    unknown = {u.effect for call in calls for u in call.unknowns()}
+    flying = {d.effect for call in calls for d in doubts(call)}
+    asked = {
+        call.approval.approval
+        for call in calls
+        if call.approval is not None and call.decision is None and not call.closed and not e.ledger_settled
+    }
+    over = e.cancelled or e.ledger_settled
+    verdicts = tuple(effect for effect in e.verdict_intents if effect in unknown)
+    approvals = tuple(approval for approval in e.approval_intents if approval in asked)
+    moot = (
+        *(effect for effect in e.verdict_intents if effect not in unknown and effect not in flying),
+        *(approval for approval in e.approval_intents if approval not in asked),
+        *(("cancel",) if e.cancel_intent and over else ()),
+    )
+    cancel = e.cancel_intent and not over
+    if verdicts or approvals or cancel or moot:
+        return AppendIntents(verdicts, approvals, cancel, moot)
+    return None
+
+
+def _in_flight(run: fold.Run | None) -> tuple[Doubt, ...]:
+    return () if run is None else tuple(d for call in run.calls.values() for d in doubts(call))
+
+
+def _given_up(run: fold.Run | None) -> bool:
+    """A verdict that cancels is a cancel, even if only the verdict became canonical."""
+    if run is None:
+        return False
+    verdicts = [v for call in run.calls.values() for v in (call.verdict, *(s.verdict for s in call.steps.values()))]
+    return any(v is not None and v.verdict == "cancel_run" for v in verdicts)
+
+
+def _cancelled(e: Evidence) -> Decision | None:
+    if e.cancelled or _given_up(e.run):
+        return SettleCancelled(_in_flight(e.run), requested=e.cancelled)
+    return None
+
+
+def _deadline(e: Evidence) -> Decision | None:
+    if e.past_deadline and e.run is not None and e.run.started is not None:
+        return FailDuration(_in_flight(e.run))
+    return None
+
+
+def _plans(e: Evidence) -> tuple[fold.Turn, tuple[CallPlan, ...]] | None:
+    turn = None if e.run is None else e.run.open_turn()
+    return None if turn is None else (turn, batch_plan(turn, e.contracts))
+
+
+def _started(e: Evidence) -> Decision | None:
+    if e.run is not None and e.run.model_prepared is not None:
+        return Blocked("A model call of class once was started and has no response; this release has no probe for it.")
+    found = _plans(e)
+    lost = tuple(d for plan in found[1] if isinstance(plan, NeedsProbe) for d in plan.doubts) if found else ()
+    return MarkUnknown(lost) if lost else None
+
+
+def _resume(e: Evidence, decision: Decision) -> Decision:
+    return Poisoned(e.attempts) if e.attempts >= ATTEMPTS_WITHOUT_PROGRESS_MAX else decision
+
+
+def _batch(e: Evidence) -> Decision | None:
+    found = _plans(e)
+    if found is None:
+        return None
+    turn, plans = found
+    unknown = tuple(u.effect for call in turn.calls for u in call.unknowns())
+    asked = tuple(plan.approval for plan in plans if isinstance(plan, AwaitDecision))
+    advancing = any(isinstance(plan, Advancing) for plan in plans)
+    if unknown and (e.state is State.UNKNOWN or not advancing):
+        return AwaitUnknownResolution(unknown)
+    if asked and (e.state is State.SUSPENDED or not advancing):
+        return AwaitApprovalDecision(asked)
+    return _resume(e, ResumePendingBatch(turn.number, plans))
+
+
+def _without_input(e: Evidence) -> Decision | None:
+    if e.run is not None:
+        return None
+    if e.state is State.ADMITTED:
+        return RepairReadiness()
+    if e.state is State.READY:
+        return AwaitClaim()
+    return _resume(e, ApplyInput())
+
+
+def _boundary(e: Evidence) -> Decision | None:
+    if e.run is None:
+        return None
+    turns = e.run.turns
+    if turns and not turns[-1].calls and turns[-1].rejected is None:
+        return _resume(e, FinishFromResponse(turns[-1].number))
+    return _resume(e, ResumeFromTurnBoundary(len(turns) + 1, e.run.started is not None))
+
+
+_PRECEDENCE: tuple[Callable[[Evidence], Decision | None], ...] = (
+    _ledger_settled,  # nothing is owed; only verdicts on what stayed unknown may still enter the log
+    _log_settled,  # the log wins over the ledger
+    _reserved,  # the settlement that won stands, also against a later cancel
+    _materialized,  # without a thread nothing can be appended
+    _input,  # the ledger is repaired before it is trusted
+    _completed,  # a recorded output stands, also against a later cancel or deadline
+    _intents,  # commands count once they are canonical
+    _cancelled,
+    _deadline,
+    _started,  # what may have happened, before anything else happens
+    _batch,
+    _without_input,
+    _boundary,
+)
+
+
+def classify(evidence: Evidence) -> Decision:
+    """Exactly one decision: the first of ``_PRECEDENCE`` that the evidence calls for. Total and deterministic."""
+    for rule in _PRECEDENCE:
+        decision = rule(evidence)
+        if decision is not None:
+            return decision
+    raise AssertionError("the last two rules cover every submission")  # pragma: no cover
