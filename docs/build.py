@@ -76,7 +76,7 @@ def describe(name: str, value: object, package: griffe.Module) -> Iterator[str]:
     elif isinstance(found, griffe.Attribute):
         yield from attribute(found, name)
     else:
-        yield (inspect.getdoc(value) or f"`{value!r}`") + "\n"
+        yield code(f"{name} = {value!r}")
 
 
 def static(name: str, value: Any, package: griffe.Module) -> griffe.Object | None:
@@ -141,9 +141,13 @@ def parameters(item: griffe.Function | griffe.Class) -> list[str]:
     listed = [parameter for parameter in item.parameters if parameter.name not in ("self", "cls")]
     if not listed and isinstance(item, griffe.Class):
         return fields(item)
-    written, keyword_only = [], False
+    written: list[str] = []
+    positional_only = keyword_only = False
     for parameter in listed:
         variadic = parameter.kind in (griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword)
+        if written and positional_only and parameter.kind is not griffe.ParameterKind.positional_only:
+            written.append("/")
+        positional_only = parameter.kind is griffe.ParameterKind.positional_only
         if parameter.kind is griffe.ParameterKind.var_positional:
             keyword_only = True
         if parameter.kind is griffe.ParameterKind.keyword_only and not keyword_only:
@@ -155,7 +159,7 @@ def parameters(item: griffe.Function | griffe.Class) -> list[str]:
         kind = f": {parameter.annotation}" if parameter.annotation is not None else ""
         default = "" if parameter.default is None or variadic else f"{' = ' if kind else '='}{parameter.default}"
         written.append(f"{stars}{parameter.name}{kind}{default}")
-    return written
+    return [*written, "/"] if positional_only else written
 
 
 def fields(item: griffe.Class) -> list[str]:
@@ -181,7 +185,9 @@ def prose(item: griffe.Object) -> Iterator[str]:
         if section.kind is griffe.DocstringSectionKind.text:
             yield section.value
         elif section.kind is griffe.DocstringSectionKind.admonition:
-            yield f"**{section.title}** {section.value.description}"
+            text = section.value.description
+            yield f"**{section.title}**"
+            yield code(text) if text.startswith(">>>") else text
         elif section.kind is griffe.DocstringSectionKind.examples:
             yield code("\n".join(text for _, text in section.value))
         else:
