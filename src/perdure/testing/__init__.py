@@ -1,0 +1,1 @@
+"""The public test kit: an outside witness, crashes, simulation and conformance. Nothing shipped imports it."""
