@@ -73,7 +73,10 @@ SUBMISSION: dict[SubmissionState, dict[SubmissionEvent, SubmissionState]] = {
 
 
 class EffectStatus(StrEnum):
-    """What is known of one try of an effect; another try is another effect. ``withdrawn`` was never dispatched; ``refused`` definitely did not take place."""
+    """What is known of one try of an effect; another try is another effect.
+
+    ``withdrawn`` was never dispatched; ``refused`` definitely did not take place.
+    """
 
     REQUESTED = "requested"
     STARTED = "started"

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
 
+import msgspec
+
+from perdure.canonical import digest
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX
 from perdure.records.effect import ToolCallPrepared, ToolCallResolved
 from perdure.records.parts import Failure
@@ -292,6 +295,11 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
     )
 
 
+def result_digest(output: msgspec.Raw | bytes, disposition: str | None) -> str:
+    """Digest over output and disposition: ``RunCompleted.result_digest``, which the settlement repeats."""
+    return digest(["result", 1, msgspec.json.decode(output), disposition])
+
+
 # -- one submission ---------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +454,7 @@ class AppendReservedSettlement:
 
 @dataclass(frozen=True, slots=True)
 class CompleteFromHistory:
-    """Settle as completed with the recorded output and disposition; check ``result_digest``; decode nothing."""
+    """Settle as completed with the recorded output and disposition; decode and project nothing again."""
 
     run: str
     disposition: ClassVar[Disposition] = "repaired"
@@ -630,9 +638,12 @@ def _input(e: Evidence) -> Decision | None:
 
 
 def _completed(e: Evidence) -> Decision | None:
-    if e.run is not None and e.run.completed is not None:
-        return CompleteFromHistory(e.run.id)
-    return None
+    if e.run is None or e.run.completed is None:
+        return None
+    completed = e.run.completed
+    if completed.result_digest != result_digest(completed.output, completed.disposition):
+        return Blocked("The recorded output and disposition are not those that their digest covers.")
+    return CompleteFromHistory(e.run.id)
 
 
 def _intents(e: Evidence) -> Decision | None:
