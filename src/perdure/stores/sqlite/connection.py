@@ -24,7 +24,8 @@ FORMAT = 1  # user_version; newer is refused
 RELEASE = "0.1"  # written as the oldest release that may read and write this file
 SQLITE_MIN = (3, 51, 3)  # older ones can lose acknowledged commits at a WAL reset with two connections
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb smb2 smb3 smbfs afs ncpfs 9p ceph glusterfs lustre fuse.sshfs fuse.s3fs fuse.glusterfs".split()
+    {"9p", "afs", "ceph", "cifs", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb", "smb2", "smb3", "smbfs"}
+    | {"fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"}
 )
 MEMORY = ":memory:"
 
@@ -52,10 +53,12 @@ def check_place(path: Path, *, create: bool, file_system_of: Callable[[Path], st
     """
     folder = path.parent
     if not folder.is_dir():
-        raise Unavailable(f"The folder {str(folder)!r} of the store does not exist.", help=f"Create it: mkdir -p {folder}")
+        raise Unavailable(f"The folder {str(folder)!r} of the store does not exist.", help=f"Run `mkdir -p {folder}`.")
     if path.is_dir():
         raise Unavailable(f"The store {str(path)!r} is a folder, not a file.", help="Name a file inside it.")
-    if not create and not path.exists():
+    if path.exists() and not path.is_file():
+        raise Unavailable(f"The store {str(path)!r} is no regular file.", help="Name another file.")
+    if not create and not (path.exists() and path.stat().st_size):
         raise Unavailable(f"There is no database at {str(path)!r}.", help="Check the path, or create it with a worker.")
     kind = file_system_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
@@ -126,10 +129,19 @@ def connect(path: str, busy: BusyPolicy | None = None, *, read_only: bool = Fals
         flags = apsw.SQLITE_OPEN_READONLY
     try:
         connection = apsw.Connection(path, flags=flags)
-        connection.set_busy_handler(busy or BusyPolicy())
-        _settings(connection, path, read_only)
     except apsw.Error as error:
         raise translate(error, path) from error
+    try:
+        connection.set_busy_handler(busy or BusyPolicy())
+        if not read_only and connection.readonly("main"):
+            raise apsw.ReadOnlyError("the file or its folder is read-only")
+        _settings(connection, path, read_only)
+    except apsw.Error as error:
+        connection.close()
+        raise translate(error, path) from error
+    except Error:
+        connection.close()
+        raise
     return connection
 
 
@@ -179,7 +191,11 @@ def check_format(connection: apsw.Connection, path: str) -> None:
         )
     rows = connection.execute("SELECT value FROM meta WHERE key = 'needs_release'").fetchall()
     needs = str(rows[0][0]) if rows else "0"
-    if tuple(map(int, needs.split("."))) > tuple(map(int, RELEASE.split("."))):
+    try:
+        newer = tuple(map(int, needs.split("."))) > tuple(map(int, RELEASE.split(".")))
+    except ValueError:
+        newer = True  # a way of counting releases that this one does not know
+    if newer:
         raise Incompatible(f"{path!r} needs release {needs} or newer; this is {RELEASE}.", help="Upgrade perdure.")
 
 

@@ -1,8 +1,9 @@
 """The ledger in SQLite. Each verb is a few statements inside the caller's unit of work.
 
-``thread.due_at`` says when somebody should look at a thread next, and for which program. It follows from the rows of
-``submission`` and ``intent`` (``_refresh``) and is recomputed by every verb that changes them, so claiming is one index
-read. A live lease moves it to the lease's end: an abandoned thread becomes due by itself.
+``thread.due_at`` says when somebody should look at a thread next, and ``due_program`` for which program: null when
+every worker may (intents to take in) or when the rows decide at that instant (programs are mixed). Both follow from the
+rows of ``submission`` and ``intent`` (``_refresh``) and are recomputed by every verb that changes them, so claiming is
+one index read. A live lease moves ``due_at`` to the lease's end: an abandoned thread becomes due by itself.
 """
 
 from __future__ import annotations
@@ -39,11 +40,25 @@ _EFFECT = """SELECT id, thread, submission, run, call, step, operation, kind, ef
 _OPEN_BUSINESS = "status IN ('started', 'unknown') AND verdict IS NULL"
 _APPROVAL = """SELECT id, thread, submission, run, call, tool, arguments, digest, reason, asked_at, status, by,
  decision_reason, decided_at FROM approval """
+_WORK = """SELECT s.id, t.id, s.thread, s.position, s.program, s.state, s.created_at
+ FROM submission s INDEXED BY submission_open JOIN thread t ON t.number = s.thread
+ WHERE s.state <> 'settled' AND s.thread BETWEEN ?1 AND ?2 ORDER BY s.thread, s.position LIMIT ?3"""
 _THREAD = "SELECT number, id, created_at, epoch, owner, lease_until, due_at, archived_at FROM thread "
 _FAULT = """SELECT f.thread, t.id, f.kind, f.message, f.first_at, f.last_at, f.tries, f.next_at
  FROM fault f JOIN thread t ON t.number = f.thread """
 S = SubmissionState
 V = SubmissionEvent
+
+# Whether a due thread is due for one of ?4 at the instant ?1: the program that comes first there, parked work without a
+# due wake passed over. Only threads on which programs are mixed are looked into.
+_FOR_PROGRAMS = """(due_program IN (SELECT value FROM json_each(?4)) OR (due_program IS NULL AND (
+  EXISTS (SELECT 1 FROM intent i WHERE i.thread = thread.number AND applied_at IS NULL)
+  OR (SELECT program FROM submission s WHERE s.thread = thread.number AND state <> 'settled'
+        AND NOT (state = 'unknown' AND (wake_at IS NULL OR wake_at > ?1)) ORDER BY position LIMIT 1)
+     IN (SELECT value FROM json_each(?4)))))"""
+_CLAIMABLE = """SELECT number FROM thread WHERE due_at <= ?1 AND blocked = 0 AND (owner IS NULL OR lease_until <= ?2)
+ {} ORDER BY due_at LIMIT ?3"""
+_CLAIM_ANY, _CLAIM_PROGRAMS = _CLAIMABLE.format(""), _CLAIMABLE.format("AND " + _FOR_PROGRAMS)
 
 
 def _submission(row: tuple[Any, ...]) -> Submission:
@@ -86,7 +101,9 @@ class SqliteLedger:
         number = row[0]
         if row[1] is not None:
             self._execute("UPDATE thread SET archived_at = NULL WHERE number = ?", (number,))
-        position = self._rows("UPDATE thread SET positions = positions + 1 WHERE number = ? RETURNING positions", number)
+        position = self._rows(
+            "UPDATE thread SET positions = positions + 1 WHERE number = ? RETURNING positions", number
+        )
         self._execute(
             """INSERT INTO submission (id, thread, position, principal, key, program, definition, input, input_digest,
                state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'ready', ?)""",
@@ -136,23 +153,23 @@ class SqliteLedger:
     def _due(self, thread: int, now: int) -> tuple[int | None, str | None]:
         if self._row("SELECT 1 FROM intent WHERE thread = ? AND applied_at IS NULL LIMIT 1", thread):
             return now, None
-        best: tuple[int | None, str | None] = (None, None)
+        times, programs = [], set()
         for _, state, program, wake_at, not_before in self._open(thread):
-            waits = state in (S.UNKNOWN, S.SUSPENDED)
-            at = wake_at if waits else max(not_before, now)
-            if at is not None and (best[0] is None or at < best[0]):
-                best = (at, program)
-            if state != S.UNKNOWN:
+            at = wake_at if state in (S.UNKNOWN, S.SUSPENDED) else max(not_before, now)
+            if at is not None:
+                times.append(at)
+                programs.add(program)
+            if state != S.UNKNOWN or (at is not None and at <= now):
                 break
-        return best
+        return (min(times), programs.pop() if len(programs) == 1 else None) if times else (None, None)
 
     def _refresh(self, thread: int, now: int) -> None:
-        """Recompute when an unowned thread is due. An owned one is due when its lease ends."""
+        """Recompute when an unowned thread is due. An owned one is due when its lease ends, if that is to come."""
         due_at, program = self._due(thread, now)
         self._execute(
-            "UPDATE thread SET due_at = CASE WHEN owner IS NULL THEN ?2 ELSE lease_until END, due_program = ?3"
-            " WHERE number = ?1",
-            (thread, due_at, program),
+            """UPDATE thread SET due_program = ?3,
+               due_at = CASE WHEN owner IS NULL OR lease_until <= ?4 THEN ?2 ELSE lease_until END WHERE number = ?1""",
+            (thread, due_at, program, now),
         )
 
     def repair_due(self, thread: int, now: int) -> None:
@@ -174,22 +191,22 @@ class SqliteLedger:
         self, owner: str, programs: Collection[str] | None, limit: int, now: int, lease_until: int, tokens: list[int]
     ) -> list[Claimed]:
         """See ``ports.ledger.Ledger.claim``."""
-        filter = "" if programs is None else "AND (due_program IS NULL OR due_program IN (SELECT value FROM json_each(?4)))"
-        params: list[Any] = [now, now, limit]
-        if programs is not None:
-            params.append(json.dumps(sorted(programs)))
-        due = self._rows(
-            f"""SELECT number FROM thread WHERE due_at <= ?1 AND blocked = 0
-                AND (owner IS NULL OR lease_until <= ?2) {filter} ORDER BY due_at LIMIT ?3""",
-            *params,
-        )
-        granted = []
-        for (number,), token in zip(due, tokens, strict=False):
-            claimed = self._grant(number, owner, programs, now, lease_until, token)
-            if claimed is None:
-                self._refresh(number, now)
+        granted: list[Claimed] = []
+        limit = min(limit, len(tokens))
+        while len(granted) < limit:
+            wanted = limit - len(granted)
+            if programs is None:
+                due = self._rows(_CLAIM_ANY, now, now, wanted)
             else:
-                granted.append(claimed)
+                due = self._rows(_CLAIM_PROGRAMS, now, now, wanted, json.dumps(sorted(programs)))
+            for (number,) in due:
+                claimed = self._grant(number, owner, programs, now, lease_until, tokens[len(granted)])
+                if claimed is None:
+                    self._refresh(number, now)  # it was not due after all: say when it is, and look at the next
+                else:
+                    granted.append(claimed)
+            if len(due) < wanted or len(granted) == limit:
+                break
         return granted
 
     def claim_thread(
@@ -216,6 +233,7 @@ class SqliteLedger:
         pending = self.intents(number)
         if chosen is None and not pending and not maintenance:
             return None
+        superseded = self._row("SELECT owner IS NOT NULL FROM thread WHERE number = ?", number)[0] == 1
         rows = self._rows(
             """UPDATE thread SET epoch = epoch + 1, token = ?2, owner = ?3, lease_until = ?4, due_at = ?4
                WHERE number = ?1 AND (owner IS NULL OR lease_until <= ?5) RETURNING id, epoch""",
@@ -226,7 +244,7 @@ class SqliteLedger:
         thread, epoch = rows[0]
         tail = self._log.tail(number)
         submission = None if chosen is None else self._start(chosen, tail)
-        return Claimed(number, thread, epoch, token, tail, submission, tuple(pending), lease_until, epoch - 1)
+        return Claimed(number, thread, epoch, token, tail, submission, tuple(pending), lease_until, superseded)
 
     def _start(self, id: str, tail: Tail) -> Submission:
         row = self._row(_SUBMISSION + "WHERE s.id = ?", id)
@@ -289,39 +307,55 @@ class SqliteLedger:
                  AND coalesce(input_sequence, ?2) = ?2""",
             (submission, sequence),
         )
-        if self._changes() != 1:
-            raise Corrupt(f"The input of submission {submission!r} is marked at another place than record {sequence}.")
+        if self._changes() == 1:
+            return
+        found = self._existing(submission)
+        if found.input_sequence is None:
+            after(S(found.state), V.APPLY_INPUT)  # raises: its input cannot be applied any more
+        if found.input_sequence != sequence:
+            raise Corrupt(
+                f"The input of submission {submission!r} is marked at record {found.input_sequence}, not {sequence}."
+            )
+
+    def _existing(self, submission: str, thread: int | None = None) -> Submission:
+        found = self.submission(submission)
+        if found is None or thread not in (None, found.thread_number):
+            raise Invalid(f"Submission {submission!r} does not exist" + ("." if thread is None else " on this thread."))
+        return found
 
     def _wait(
-        self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int, event: SubmissionEvent
+        self, fence: tuple[int, int, int], submission: str, wake_at: int | None, now: int, event: SubmissionEvent
     ) -> bool:
-        self._fence(thread, epoch, token)
-        found = self.submission(submission)
-        if found is None:
-            raise Invalid(f"Submission {submission!r} does not exist.")
+        self._fence(*fence)
+        found = self._existing(submission, fence[0])
         state = after(S(found.state), event)
         covered = self._covered(found, state)
         self._execute(
             "UPDATE submission SET state = ?2, wake_at = ?3 WHERE id = ?1",
             (submission, state, now if covered else wake_at),
         )
-        self._leave(thread, epoch, token, now)
+        self._leave(*fence, now)
         return not covered
 
     def suspend(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
         """See ``ports.ledger.Ledger.suspend``."""
-        return self._wait(thread, epoch, token, submission, wake_at, now, V.SUSPEND)
+        return self._wait((thread, epoch, token), submission, wake_at, now, V.SUSPEND)
 
     def park(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
         """See ``ports.ledger.Ledger.park``."""
-        return self._wait(thread, epoch, token, submission, wake_at, now, V.PARK)
+        return self._wait((thread, epoch, token), submission, wake_at, now, V.PARK)
 
     def _covered(self, found: Submission, state: SubmissionState) -> bool:
         """Whether a decision already recorded covers what this submission is about to wait for."""
         if self._row("SELECT 1 FROM intent WHERE kind = 'cancel' AND subject = ? AND applied_at IS NULL", found.id):
             return True
-        if state is S.UNKNOWN:
-            return self._undecided_effects(found.run) == 0
+        if state is S.UNKNOWN and self._undecided_effects(found.run) == 0:
+            return True
+        if state is S.UNKNOWN and not self._row(
+            "SELECT 1 FROM intent WHERE thread = ? AND applied_at IS NULL AND submission = ? AND kind = 'approval'",
+            found.thread_number, found.id,
+        ):  # fmt: skip
+            return False  # parked: approvals alone wake it only by a decision the attempt has not seen
         return self._undecided_approvals(found.run) == 0
 
     def _undecided_effects(self, run: str) -> int:
@@ -342,7 +376,7 @@ class SqliteLedger:
             )[0][0]
         )
 
-    def settle(
+    def settle(  # noqa: PLR0913 - the port's words
         self,
         thread: int,
         epoch: int,
@@ -358,19 +392,22 @@ class SqliteLedger:
         """See ``ports.ledger.Ledger.settle``."""
         self._execute(
             """UPDATE submission SET state = 'settled', outcome = ?2, failure = ?3, disposition = ?4, settled_at = ?5,
-               wake_at = NULL WHERE id = ?1 AND state <> 'settled'""",
-            (submission, outcome, failure, disposition, now),
+               wake_at = NULL WHERE id = ?1 AND thread = ?6 AND state <> 'settled'
+               AND EXISTS (SELECT 1 FROM thread WHERE number = ?6 AND epoch = ?7 AND token = ?8)""",
+            (submission, outcome, failure, disposition, now, thread, epoch, token),
         )
         if self._changes() != 1:
-            row = self._row("SELECT outcome FROM submission WHERE id = ?", submission)
-            if row is None:
-                raise Invalid(f"Submission {submission!r} does not exist.")
-            if row[0] != outcome:
-                raise Conflict(f"Submission {submission!r} already settled as {row[0]}; {outcome} does not replace it.")
-        if not release:
-            self._fence(thread, epoch, token)
-        elif not self._leave(thread, epoch, token, now):
-            self._fence(thread, epoch, token)
+            found = self._existing(submission, thread)
+            if found.outcome is None:
+                self._fence(thread, epoch, token)
+            if found.outcome != outcome:
+                raise Conflict(
+                    f"Submission {submission!r} already settled as {found.outcome}; {outcome} does not replace it."
+                )
+        if release:
+            self._leave(thread, epoch, token, now)
+        else:
+            self._refresh(thread, now)
 
     def settled_among(self, submissions: Collection[str]) -> list[str]:
         """See ``ports.ledger.Ledger.settled_among``."""
@@ -382,13 +419,28 @@ class SqliteLedger:
 
     def next_due(self, programs: Collection[str] | None, now: int) -> int | None:
         """See ``ports.ledger.Ledger.next_due``."""
-        names = None if programs is None else json.dumps(sorted(programs))
-        row = self._row(
-            """SELECT min(due_at) FROM thread WHERE due_at IS NOT NULL AND blocked = 0 AND
-               (?1 IS NULL OR due_program IS NULL OR due_program IN (SELECT value FROM json_each(?1)))""",
+        if programs is None:
+            return self._row("SELECT min(due_at) FROM thread WHERE due_at IS NOT NULL AND blocked = 0")[0]  # type: ignore[no-any-return]
+        names = json.dumps(sorted(programs))
+        times = self._row(
+            """SELECT min(due_at) FROM thread WHERE due_at IS NOT NULL AND blocked = 0
+               AND due_program IN (SELECT value FROM json_each(?1))""",
             names,
         )
-        return None if row is None else row[0]
+        mixed = self._rows(
+            """SELECT number, due_at, owner IS NOT NULL AND lease_until > ?1 FROM thread
+               WHERE due_at IS NOT NULL AND blocked = 0 AND due_program IS NULL""",
+            now,
+        )
+        found = [*times, *(at if owned else self._due_for(number, programs, now) for number, at, owned in mixed)]
+        return min((at for at in found if at is not None), default=None)
+
+    def _due_for(self, thread: int, programs: Collection[str], now: int) -> int | None:
+        """When an unowned thread is next due for one of ``programs``."""
+        if self._row("SELECT 1 FROM intent WHERE thread = ? AND applied_at IS NULL LIMIT 1", thread):
+            return now
+        times = {max(now, at or 0) for *_, wake_at, not_before in self._open(thread) for at in (wake_at, not_before)}
+        return next((at for at in sorted(times) if self._eligible(thread, programs, at) is not None), None)
 
     # -- intents --------------------------------------------------------------------------------------------------
     def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
@@ -398,7 +450,8 @@ class SqliteLedger:
             return Intent(*stored), False
         i = intent
         self._execute(
-            "INSERT INTO intent (thread, submission, kind, subject, body, by, reason, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            """INSERT INTO intent (thread, submission, kind, subject, body, by, reason, at)
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
             (i.thread, i.submission, i.kind, i.subject, i.body, i.by, i.reason, i.at),
         )
         if i.submission is not None:
@@ -424,6 +477,14 @@ class SqliteLedger:
         only = "AND applied_at IS NULL " if pending else ""
         return [Intent(*row) for row in self._rows(_INTENT + f"WHERE thread = ? {only}ORDER BY number", thread)]
 
+    def pending_intents(self, limit: int = 1000) -> list[Intent]:
+        """See ``ports.ledger.Ledger.pending_intents``."""
+        rows = self._rows(
+            _INTENT.replace("FROM intent", "FROM intent INDEXED BY intent_pending")
+            + "WHERE applied_at IS NULL ORDER BY number LIMIT ?", limit,
+        )  # fmt: skip
+        return [Intent(*row) for row in rows]
+
     def mark_applied(self, intent: int, now: int) -> None:
         """See ``ports.ledger.Ledger.mark_applied``."""
         self._execute("UPDATE intent SET applied_at = ? WHERE number = ? AND applied_at IS NULL", (now, intent))
@@ -432,12 +493,23 @@ class SqliteLedger:
     def put_effect(self, row: EffectRow) -> None:
         """See ``ports.ledger.Ledger.put_effect``."""
         e = row
-        self._execute(
-            "INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (e.id, e.thread, e.submission, e.run, e.call, e.step, e.operation, e.kind, e.effect_class, e.risk, e.key,
-             e.business_key, e.status, e.verdict, e.tries, e.sequence, e.started_at, e.ended_at, e.next_probe_at, e.held_by,
-             e.held_until),
+        values = (
+            e.id, e.thread, e.submission, e.run, e.call, e.step, e.operation, e.kind, e.effect_class, e.risk, e.key,
+            e.business_key, e.status, e.verdict, e.tries, e.sequence, e.started_at, e.ended_at, e.next_probe_at,
+            e.held_by, e.held_until,
         )  # fmt: skip
+        try:
+            self._execute(
+                "INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+            )
+        except apsw.ConstraintError:
+            other = None if e.business_key is None else self.open_business_key(e.operation, e.business_key)
+            if other is None:
+                raise Conflict(f"Effect {e.id!r} is already in the ledger.") from None
+            raise Conflict(
+                f"{e.operation!r} on {e.business_key!r} is {other.status} as effect {other.id!r} of run {other.run!r}.",
+                help="Wait for its outcome, or reconcile it.",
+            ) from None
 
     def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
         """See ``ports.ledger.Ledger.end_effect``."""
@@ -455,16 +527,12 @@ class SqliteLedger:
         self, *, status: str | None = None, run: str | None = None, limit: int = 1000, after: str = ""
     ) -> list[EffectRow]:
         """See ``ports.ledger.Ledger.effects``."""
-        where, params = ["id > ?"], [after]
-        if status == "unknown":
-            where.append("status = 'unknown' AND verdict IS NULL")
-        elif status is not None:
-            where.append("status = ?")
-            params.append(status)
+        only = {None: "", "unknown": "AND status = 'unknown' AND verdict IS NULL "}.get(status, "AND status = ?1 ")
         if run is not None:
-            where.append("run = ?")
-            params.append(run)
-        rows = self._rows(_EFFECT + f"WHERE {' AND '.join(where)} ORDER BY started_at, id LIMIT {int(limit)}", *params)
+            only += "AND run = ?2 "
+        if after:  # the id of the last row of the page before
+            only += "AND (started_at, id) > (SELECT started_at, id FROM effect WHERE id = ?3) "
+        rows = self._rows(_EFFECT + f"WHERE TRUE {only}ORDER BY started_at, id LIMIT ?4", status, run, after, limit)
         return [EffectRow(*row) for row in rows]
 
     def open_business_key(self, operation: str, business_key: str) -> EffectRow | None:
@@ -480,10 +548,8 @@ class SqliteLedger:
 
     def due_probes(self, now: int, limit: int = 100) -> list[EffectRow]:
         """See ``ports.ledger.Ledger.due_probes``."""
-        rows = self._rows(
-            _EFFECT + "WHERE status = 'unknown' AND verdict IS NULL AND next_probe_at <= ? ORDER BY next_probe_at LIMIT ?",
-            now, limit,
-        )  # fmt: skip
+        due = "WHERE status = 'unknown' AND verdict IS NULL AND next_probe_at <= ? ORDER BY next_probe_at, id LIMIT ?"
+        rows = self._rows(_EFFECT + due, now, limit)
         return [EffectRow(*row) for row in rows]
 
     def schedule_probe(self, id: str, at: int) -> None:
@@ -502,7 +568,8 @@ class SqliteLedger:
     def decide_approval(self, id: str, status: str, by: str, reason: str, now: int) -> None:
         """See ``ports.ledger.Ledger.decide_approval``."""
         self._execute(
-            "UPDATE approval SET status = ?, by = ?, decision_reason = ?, decided_at = ? WHERE id = ? AND status = 'pending'",
+            """UPDATE approval SET status = ?, by = ?, decision_reason = ?, decided_at = ?
+               WHERE id = ? AND status = 'pending'""",
             (status, by, reason, now, id),
         )
 
@@ -527,17 +594,16 @@ class SqliteLedger:
 
     def threads(self, *, after: int = 0, limit: int = 1000) -> list[ThreadRow]:
         """See ``ports.ledger.Ledger.threads``."""
-        return [ThreadRow(*row) for row in self._rows(_THREAD + "WHERE number > ? ORDER BY number LIMIT ?", after, limit)]
+        rows = self._rows(_THREAD + "WHERE number > ? ORDER BY number LIMIT ?", after, limit)
+        return [ThreadRow(*row) for row in rows]
 
     def open_work(self, *, after: int = 0, limit: int = 1000, thread: int | None = None) -> list[WorkItem]:
         """See ``ports.ledger.Ledger.open_work``."""
-        rows = self._rows(
-            """SELECT s.id, t.id, s.thread, s.position, s.program, s.state, s.created_at
-               FROM submission s INDEXED BY submission_open JOIN thread t ON t.number = s.thread
-               WHERE s.state <> 'settled' AND s.thread > ?1 AND (?2 IS NULL OR s.thread = ?2)
-               ORDER BY s.thread, s.position LIMIT ?3""",
-            after, thread, limit,
-        )  # fmt: skip
+        first, last = (after + 1, 1 << 62) if thread is None else (max(thread, after + 1), thread)
+        rows = self._rows(_WORK, first, last, limit)
+        if len(rows) == limit:  # a page never ends inside a thread, or the next one would miss the rest
+            number, position = rows[-1][2], rows[-1][3]
+            rows += [row for row in self._rows(_WORK, number, number, -1) if row[3] > position]
         return [WorkItem(*row) for row in rows]
 
     def submissions(
@@ -556,7 +622,8 @@ class SqliteLedger:
         f = fault
         self._execute(
             """INSERT INTO fault VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (thread) DO UPDATE SET kind = excluded.kind,
-               message = excluded.message, last_at = excluded.last_at, tries = fault.tries + 1, next_at = excluded.next_at""",
+               message = excluded.message, last_at = excluded.last_at, tries = fault.tries + 1,
+               next_at = excluded.next_at""",
             (f.thread, f.kind, f.message, f.first_at, f.last_at, f.tries, f.next_at),
         )
         self._execute("UPDATE thread SET blocked = 1 WHERE number = ?", (f.thread,))
@@ -579,7 +646,11 @@ class SqliteLedger:
         row = self._row("SELECT owner, lease_until FROM thread WHERE number = ?", found.thread_number)
         if row is not None and row[0] is not None and row[1] > now:
             return False
-        self._execute("UPDATE submission SET not_before = 0, attempts = 0, attempt_tail = -1 WHERE id = ?", (found.id,))
+        self._execute(
+            """UPDATE submission SET not_before = 0, attempts = 0, attempt_tail = -1,
+               wake_at = CASE WHEN state IN ('suspended', 'unknown') THEN ?2 ELSE wake_at END WHERE id = ?1""",
+            (found.id, now),
+        )
         self._refresh(found.thread_number, now)
         return True
 

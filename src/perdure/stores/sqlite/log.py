@@ -31,9 +31,7 @@ class SqliteLog:
         self._memory = memory
         self._sizes: dict[int, int] = {}
 
-    def append(
-        self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes
-    ) -> None:
+    def append(self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes) -> None:
         """See ``ports.log.Log.append``."""
         if not 1 <= count <= BATCH_RECORDS_MAX:
             raise Invalid(f"A batch holds 1 to {BATCH_RECORDS_MAX} records (BATCH_RECORDS_MAX), not {count}.")
@@ -61,8 +59,14 @@ class SqliteLog:
         raise Conflict(f"Thread {name!r} ends at record {end.sequence}; the append expected {first - 1}.")
 
     def _count(self, thread: int, size: int) -> None:
-        self._sizes[thread] = self._sizes.get(thread, 0) + size
-        if self._sizes[thread] > MEMORY_THREAD_BYTES_MAX:
+        """Keep to the limits of a store in memory. Units that were rolled back count too, until a limit is met."""
+        sizes = self._sizes
+        sizes[thread] = sizes.get(thread, 0) + size
+        if sizes[thread] > MEMORY_THREAD_BYTES_MAX or sum(sizes.values()) > MEMORY_BYTES_MAX:
+            sizes.clear()
+            rows = self._execute("SELECT thread, sum(length(body)) FROM batch GROUP BY thread").fetchall()
+            sizes.update(cast("list[tuple[int, int]]", rows))
+        if sizes[thread] > MEMORY_THREAD_BYTES_MAX:
             raise Unavailable(
                 f"An in-memory thread holds at most {MEMORY_THREAD_BYTES_MAX:,} bytes (MEMORY_THREAD_BYTES_MAX).",
                 help="Use a database file.",

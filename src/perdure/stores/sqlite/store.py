@@ -7,6 +7,7 @@ second, which changes only when another process committed; tables are read only 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from perdure.stores.sqlite.log import SqliteLog
 from perdure.stores.sqlite.writer import Job, Writer, as_transaction
 
 T = TypeVar("T")
+log = logging.getLogger("perdure")
 
 
 def parse_url(url: str | Path) -> str:
@@ -46,7 +48,7 @@ def parse_url(url: str | Path) -> str:
         return unquote(parts.path[1:])
     if "://" in text:
         scheme = text.split("://", 1)[0]
-        raise Invalid(f"There is no store for {scheme!r} addresses here.", help="Give a path, sqlite:///path or memory:.")
+        raise Invalid(f"No store is known for {scheme!r} addresses.", help="Give a path, sqlite:///path or memory:.")
     return text
 
 
@@ -57,19 +59,20 @@ class SqliteStore:
         self.path = path
         memory = path == connections.MEMORY
         self._memory = memory
+        self._threaded = threaded and not memory
         busy = connections.BusyPolicy()
         self._write_connection = connections.connect(path, busy)
         self._pair = self._transaction(self._write_connection, memory=memory)
-        self._writer = Writer(self._write_connection, self._pair, busy, path, threaded=threaded and not memory)
+        self._writer = Writer(self._write_connection, self._pair, busy, path, threaded=self._threaded)
         self._read_connection: apsw.Connection | None = None
         self._read_pair: Transaction | None = None
         self._scan_lock = threading.Lock()
         self._watcher: asyncio.TimerHandle | None = None
         self._seen_version = 0
         self._subscribers: dict[int, Callable[[], None]] = {}
-        self._owner: tuple[str, float, Callable[[], None]] | None = None
         self._ticked = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
+        self._renewer: asyncio.TimerHandle | None = None
         self._closed = False
 
     @staticmethod
@@ -87,6 +90,11 @@ class SqliteStore:
         self._writer.failpoint = value
 
     @property
+    def connection(self) -> apsw.Connection:
+        """The write connection. It is the writer's; nobody else uses it once the first unit is written."""
+        return self._write_connection
+
+    @property
     def statistics(self) -> dict[str, int]:
         """Transactions committed and units in them, by this process."""
         return {"groups": self._writer.groups, "units": self._writer.units}
@@ -97,16 +105,19 @@ class SqliteStore:
 
     def read(self, unit: Unit[T]) -> T:
         """See ``ports.store.Store.read``."""
-        if self._closed:
-            raise Unavailable("The store is closed.", help="Open it again.")
+        self._check_open()
         if self._memory:
             with self._writer.lock:
-                return unit(self._pair)
+                return self._snapshot(self._write_connection, self._pair, unit)
         if self._read_connection is None:
             self._read_connection = connections.connect(self.path, read_only=True)
             self._read_pair = self._transaction(self._read_connection)
         assert self._read_pair is not None
         return self._snapshot(self._read_connection, self._read_pair, unit)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("The store is closed.", help="Open it again.")
 
     def _snapshot(self, connection: apsw.Connection, pair: Transaction, unit: Unit[T]) -> T:
         try:
@@ -115,12 +126,13 @@ class SqliteStore:
                 return unit(pair)
             finally:
                 if connection.in_transaction:
-                    connection.execute("COMMIT")
+                    connection.execute("ROLLBACK")  # reading changes nothing, in memory neither
         except apsw.Error as error:
             raise connections.translate(error, self.path) from error
 
     async def scan(self, unit: Unit[T]) -> T:
         """See ``ports.store.Store.scan``."""
+        self._check_open()
         if self._memory:
             return self.read(unit)
         return await asyncio.to_thread(self._scan, unit)
@@ -134,22 +146,32 @@ class SqliteStore:
                 connection.close()
 
     # -- leases -----------------------------------------------------------------------------------------------------
-    def hold(self, owner: str, lease_seconds: float, on_lost: Callable[[], None]) -> None:
+    def hold(self, owner: str, lease_seconds: float, now: Callable[[], int]) -> None:
         """See ``ports.store.Store.hold``."""
-        self._owner = (owner, lease_seconds, on_lost)
         loop = asyncio.get_running_loop()
+        if not self._threaded:  # all of it runs on the loop: nobody can be deaf and alive
+            self._renew_inline(loop, owner, lease_seconds, now)
+            return
         stall = min(LOOP_STALL_SECONDS_MAX, lease_seconds / 2)
         self._tick(loop, stall / 4)
-        if self._memory:
-            return  # nobody else can take a claim of a store only this process can see
 
         def make() -> Job | None:
             if time.monotonic() - self._ticked > stall:
                 return None  # a deaf worker must lose its lease
-            until = time.time_ns() // 1000 + int(lease_seconds * 1_000_000)
+            until = now() + int(lease_seconds * 1_000_000)
             return Job(Boundary.RENEW, lambda tx: tx.ledger.renew(owner, until), None)
 
         self._writer.every(lease_seconds / RENEWALS_PER_LEASE, make)
+
+    def _renew_inline(
+        self, loop: asyncio.AbstractEventLoop, owner: str, lease_seconds: float, now: Callable[[], int]
+    ) -> None:
+        if self._closed:
+            return
+        until = now() + int(lease_seconds * 1_000_000)
+        _ = self._writer.submit(Boundary.RENEW, lambda tx: tx.ledger.renew(owner, until))
+        period = lease_seconds / RENEWALS_PER_LEASE
+        self._renewer = loop.call_later(period, self._renew_inline, loop, owner, lease_seconds, now)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._ticked = time.monotonic()
@@ -171,24 +193,26 @@ class SqliteStore:
         return stop
 
     def _version(self) -> int | None:
-        return self._writer.attempt(lambda c: int(connections.pragma(c, "data_version")))
+        try:
+            return self._writer.attempt(lambda c: int(connections.pragma(c, "data_version")))
+        except apsw.Error as error:
+            log.warning("cannot see whether another process wrote to %r: %s", self.path, error)
+            return None
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
             return
+        self._watcher = loop.call_later(WATCH_SECONDS, self._watch, loop)
         version = self._version()
         if version is not None and version != self._seen_version:
             self._seen_version = version
             for call in list(self._subscribers.values()):
-                call()
-        self._watcher = loop.call_later(WATCH_SECONDS, self._watch, loop)
+                loop.call_soon(call)  # one that raises harms no other
 
     async def close(self) -> None:
         """See ``ports.store.Store.close``."""
-        if self._closed:
-            return
         self._closed = True
-        for timer in (self._watcher, self._ticker):
+        for timer in (self._watcher, self._ticker, self._renewer):
             if timer is not None:
                 timer.cancel()
         await self._writer.close()
@@ -233,7 +257,7 @@ def open_store(url: str | Path, *, create: bool = True, threaded: bool = True) -
         if existed:
             _check_existing(path)
     store = SqliteStore(path, threaded=threaded)
-    connection = store._write_connection
+    connection = store.connection
     try:
         if connections.is_empty(connection):
             connections.create(connection)
@@ -249,8 +273,11 @@ def open_store(url: str | Path, *, create: bool = True, threaded: bool = True) -
 
 def _check_existing(path: str) -> None:
     """Refuse a foreign, newer or corrupt file on a read-only connection, before anything of ours touches it."""
-    with open(path, "rb") as file:
-        header = file.read(16)
+    try:
+        with Path(path).open("rb") as file:
+            header = file.read(16)
+    except OSError as error:
+        raise Unavailable(f"The database {path!r} cannot be read: {error}.", help="Check its permissions.") from error
     if header != b"SQLite format 3\x00":
         raise Corrupt(f"The file {path!r} is not an SQLite database.", help="Name another file, or restore a backup.")
     try:

@@ -1,17 +1,18 @@
 """The writer: one connection, one unit at a time, many units a COMMIT.
 
-Callers enqueue units on the loop's thread. At the end of the loop's turn the queue is handed over: a lone unit on a fast
-disk runs right there (a thread hop is a third of a lonely commit), anything else goes to the writer thread as one group.
-While the group is being committed the next one gathers. The order of calls is the order of units.
+Callers enqueue units on the loop's thread. At the end of the loop's turn the queue is handed over: a lone unit on a
+fast disk runs right there (a thread hop is a third of a lonely commit), anything else goes to the writer thread as one
+group. While the group is being committed the next one gathers. The order of calls is the order of units.
 
 One COMMIT makes a group durable; then its futures resolve in one wake-up of the loop. A unit that raises is rolled back
-alone: the group is rolled back and run again unit by unit. If SQLite itself ended the transaction (full disk, I/O error)
-every unit of the group fails ``Unavailable``.
+alone: the group is rolled back and run again unit by unit. If SQLite itself ended the transaction (full disk, I/O
+error) every unit of the group fails ``Unavailable``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -22,11 +23,12 @@ import apsw
 
 from perdure.errors import Error, Unavailable
 from perdure.limits import GROUP_MILLISECONDS_MAX, GROUP_UNITS_MAX, INLINE_COMMIT_SECONDS_MAX
-from perdure.ports.failpoints import Boundary, Failpoint, Phase
+from perdure.ports.failpoints import Boundary, Failpoint
 from perdure.ports.store import Transaction, Unit
 from perdure.stores.sqlite.connection import BusyPolicy, translate
 
 T = TypeVar("T")
+log = logging.getLogger("perdure")
 
 _EAGER_SECONDS = 0.002  # how long lone units may run without giving the loop a turn
 _LONE_TURNS = 2  # turns of the loop with one unit each before units run eagerly
@@ -52,9 +54,13 @@ class Job:
             return
         if self.error is None:
             future.set_result(self.result)
-        else:
-            future.set_exception(self.error)
-            future.exception()  # whoever stopped listening must not be blamed for it
+            return
+        error = self.error
+        if isinstance(error, StopIteration):  # no future can carry it
+            error = RuntimeError("A unit of work raised StopIteration.")
+            error.__cause__ = self.error
+        future.set_exception(error)
+        future.exception()  # whoever stopped listening must not be blamed for it
 
 
 class Writer:
@@ -89,7 +95,8 @@ class Writer:
         self._handed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._thread_has_work = False
-        self._closing = False
+        self._closing = False  # nothing more is taken
+        self._stopping = False  # the thread is to end
         self._flush_scheduled = False
         self._lone = 0
         self._eager_until = 0.0
@@ -138,21 +145,18 @@ class Writer:
 
     def _inline(self, job: Job) -> None:
         """Run one unit here; if another process holds the file, let the thread wait for it."""
-        if self._threaded and not self.lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             self._queue.appendleft(job)
             self._hand_over()
             return
+        patience = self._busy_policy.patience
         try:
-            if not self._threaded:
-                self.lock.acquire()
-            self._busy_policy.patience, patience = _INLINE_PATIENCE_SECONDS, self._busy_policy.patience
-            try:
-                self._commit([job])
-            finally:
-                self._busy_policy.patience = patience
+            self._busy_policy.patience = _INLINE_PATIENCE_SECONDS
+            self._commit([job])
         finally:
+            self._busy_policy.patience = patience
             self.lock.release()
-        if isinstance(job.error, Unavailable) and isinstance(job.error.__cause__, apsw.BusyError) and self._threaded:
+        if isinstance(job.error, Unavailable) and isinstance(job.error.__cause__, apsw.BusyError):
             job.error = None
             self._queue.appendleft(job)
             self._hand_over()
@@ -189,12 +193,11 @@ class Writer:
             self.lock.release()
 
     async def close(self) -> None:
-        """Commit what is queued, stop the thread, close the connection."""
-        if self._closing:
-            return
-        while self._queue or self._thread_has_work:
-            await asyncio.sleep(0.001)
+        """Take nothing more, commit what is queued, stop the thread, close the connection. May be called again."""
         self._closing = True
+        while self._queue or self._thread_has_work:  # noqa: ASYNC110 - the thread has no other word for the loop
+            await asyncio.sleep(0.001)
+        self._stopping = True
         if self._thread is not None:
             with self._handed:
                 self._handed.notify()
@@ -207,37 +210,45 @@ class Writer:
         next_run = time.monotonic()
         while True:
             with self._handed:
-                while not self._thread_has_work and not self._closing:
+                while not self._thread_has_work and not self._stopping:
                     wait = None if self._every is None else next_run - time.monotonic()
                     if wait is not None and wait <= 0:
                         break
                     self._handed.wait(wait)
-                if self._closing and not self._thread_has_work:
+                if self._stopping and not self._thread_has_work:
                     return
-            if self._every is not None and time.monotonic() >= next_run:
+            if self._every is not None and time.monotonic() >= next_run:  # before the queue, however long that is
                 next_run = time.monotonic() + self._every[0]
-                job = self._every[1]()
-                if job is not None:
-                    self._run_group([job])
-            self._drain()
+                self._run_periodic(self._every[1])
+            if self._thread_has_work:
+                self._run_next_group()
 
-    def _drain(self) -> None:
-        while self._thread_has_work:
-            group: list[Job] = []
-            while self._queue and len(group) < GROUP_UNITS_MAX:
-                group.append(self._queue.popleft())
-            if group:
-                self._run_group(group)
-                continue
-            with self._handed:
-                if not self._queue:
-                    self._thread_has_work = False
+    def _run_periodic(self, make: Callable[[], Job | None]) -> None:
+        try:
+            job = make()
+        except Exception:  # the queue must go on whatever a periodic job does
+            log.exception("a periodic job of the store failed")
+            return
+        if job is not None:
+            self._run_group([job])
+
+    def _run_next_group(self) -> None:
+        group: list[Job] = []
+        while self._queue and len(group) < GROUP_UNITS_MAX:
+            group.append(self._queue.popleft())
+        if group:
+            self._run_group(group)
+            return
+        with self._handed:
+            if not self._queue:
+                self._thread_has_work = False
 
     def _run_group(self, group: list[Job]) -> None:
         with self.lock:
             rest = self._commit(group)
-            while rest:
-                rest = self._commit(rest)
+        if rest:  # what was too much for one transaction is first in the next
+            self._queue.extendleft(reversed(rest))
+            del group[-len(rest) :]
         if threading.current_thread() is self._thread:
             loop = self._loop
             try:
@@ -249,10 +260,6 @@ class Writer:
             _resolve_all(group)
 
     # -- the transaction --------------------------------------------------------------------------------------------
-    def _hit(self, boundary: Boundary, phase: Phase) -> None:
-        if self.failpoint is not None:
-            self.failpoint(boundary, phase)
-
     def _commit(self, group: list[Job]) -> list[Job]:
         """Run a group in one transaction and set results. Returns what was left for the next transaction."""
         began = time.perf_counter()
@@ -273,7 +280,7 @@ class Writer:
                 if len(group) > 1 and time.perf_counter() > limit:
                     break
             execute("COMMIT")
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to who waits for the unit
             return self._failed(group, done, error)
         took = time.perf_counter() - began
         self._commit_seconds += 0.2 * (took - self._commit_seconds)
@@ -281,7 +288,10 @@ class Writer:
         self.units += len(done)
         if failpoint is not None:
             for job in done:
-                failpoint(job.boundary, "after")
+                try:
+                    failpoint(job.boundary, "after")
+                except BaseException as error:  # noqa: BLE001 - committed, and the caller is not told so
+                    job.error = error
         return group[len(done) :]
 
     def _failed(self, group: list[Job], done: list[Job], error: BaseException) -> list[Job]:
