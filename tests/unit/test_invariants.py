@@ -305,6 +305,10 @@ def _step_twice(h: History) -> None:
     h.after(ToolStepSettled, {"run": A, "step": "count"}, ToolStepSettled(A, "1.4", "count", Raw(b"8")))
 
 
+def _step_outside(h: History) -> None:
+    h.before(ToolCallPrepared, {"run": A, "call": "1.4"}, ToolStepSettled(A, "1.4", "early", Raw(b"1")))
+
+
 def _step_refused_late(h: History) -> None:
     h.after(ToolStepSettled, {"run": A, "step": "upload"}, ToolStepRefused(A, "1.4", "upload", Failure("x", "x")))
 
@@ -474,6 +478,7 @@ TWINS: list[tuple[str, Callable[[History], None]]] = [
     ("calls-declared", _prepared_closed),
     ("one-result", _two_results),
     ("one-result", _result_and_withdrawal),
+    ("steps-inside", _step_outside),
     ("one-step-result", _step_twice),
     ("one-step-result", _step_refused_late),
     ("decided-before-prepared", _undecided),

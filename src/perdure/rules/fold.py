@@ -26,6 +26,7 @@ class Step:
     tries: int = 0
     unknown: effect.ToolCallUnknown | None = None
     verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
+    refusal: Failure | None = None  # a `once` step that definitely did not take place
 
 
 @dataclass(slots=True)
@@ -256,8 +257,10 @@ def _step(call: Call, name: str) -> Step:
 def _step_prepared(state: Thread, record: effect.ToolStepPrepared) -> None:
     _, call = _call(state, record)
     step = _step(call, record.step)
-    if call.closed or step.result is not None or step.unknown is not None or step.prepared is not None:
+    if call.prepared is None or call.closed or step.result is not None:
         raise _fail(state, record, "starts a step that cannot start")
+    if step.unknown is not None or step.prepared is not None:
+        raise _fail(state, record, "starts a step whose try before has no outcome")
     if record.attempt != step.tries + 1:
         raise _fail(state, record, f"is try {record.attempt} of a step that was tried {step.tries} times")
     step.prepared = record
@@ -268,8 +271,8 @@ def _step_prepared(state: Thread, record: effect.ToolStepPrepared) -> None:
 def _step_settled(state: Thread, record: effect.ToolStepSettled) -> None:
     _, call = _call(state, record)
     step = _step(call, record.step)
-    if call.closed or step.result is not None:
-        raise _fail(state, record, "records a step twice")
+    if call.prepared is None or call.closed or step.result is not None:
+        raise _fail(state, record, "records a step twice, or outside a started call")
     step.result = record.result
     step.prepared = None
     step.unknown = None
@@ -283,6 +286,7 @@ def _step_refused(state: Thread, record: effect.ToolStepRefused) -> None:
         raise _fail(state, record, "refuses a step that was not started")
     step.prepared = None
     step.unknown = None
+    step.refusal = record.failure
 
 
 def _close(owner: Run, call: Call, failure: Failure | None) -> None:

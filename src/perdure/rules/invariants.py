@@ -42,6 +42,7 @@ TRACE_CHECKS = {
     "batch-complete": "No response follows while a call of the batch before it has no result.",
     "calls-declared": "Records of a call follow its declaration, and none starts or asks for a closed call.",
     "one-result": "A call has one result.",
+    "steps-inside": "Steps are recorded only inside a started call.",
     "one-step-result": "A step has one result.",
     "decided-before-prepared": "A call that a person was asked about starts only after an approval of that request.",
     "once-dispatch": "An effect of class once is dispatched again only after not_applied, safe_to_retry or a refusal.",
@@ -461,13 +462,19 @@ class _Trace:
         return new
 
     def step_prepared(self, r: effect.ToolStepPrepared) -> None:
-        if found := self._call(r, opens=True):
+        if found := self._step_of(r):
             _, call = found
             new = _Effect(r.effect, r.run, r.call, r.step, None, None, r.key, None, r.attempt, self.sequence)
             call.steps[r.step] = self._start(call.steps.get(r.step), new, once=True)
 
+    def _step_of(self, r: Any) -> tuple[_Run, _Call] | None:
+        found = self._call(r, opens=True)
+        if found and found[1].newest is None:
+            self.fail("steps-inside", f"{type(r).__name__} {r.step!r} of call {r.call}, which was not started")
+        return found
+
     def step_settled(self, r: effect.ToolStepSettled) -> None:
-        if not (found := self._call(r, opens=True)):
+        if not (found := self._step_of(r)):
             return
         _, call = found
         if r.step in call.done:
