@@ -85,7 +85,7 @@ class Claimed:
     submission: Submission | None  # None: maintenance, there are only intents to take into the log
     intents: tuple[Intent, ...]
     lease_until: int
-    previous_epoch: int
+    superseded: bool  # an earlier owner never gave it back: it may have had a model call in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def open_thread(self, thread: str, now: int) -> ThreadRow:
+        """The row of a thread, made if absent: a place for history that owes nothing."""
+        ...
+
     def submission(self, id: str) -> Submission | None:
         """The row of a submission id or of a run id. Strongly consistent."""
         ...
@@ -301,6 +305,10 @@ class Ledger(Protocol):
 
     def intents(self, thread: int, *, pending: bool = True) -> list[Intent]:
         """Intents of a thread in order of arrival, only those not yet in the log by default."""
+        ...
+
+    def pending_intents(self, limit: int = 1000) -> list[Intent]:
+        """Intents of every thread that are not yet in a log, in order of arrival."""
         ...
 
     def mark_applied(self, intent: int, now: int) -> None:

@@ -59,3 +59,7 @@ class Log(Protocol):
     def read(self, thread: int, after: int, limit: int) -> list[StoredBatch]:
         """At most ``limit`` batches whose first record comes after sequence ``after``, in order, without gaps."""
         ...
+
+    def read_from(self, thread: int, sequence: int, limit: int) -> list[StoredBatch]:
+        """At most ``limit`` batches from the one that holds ``sequence`` on, in order, without gaps."""
+        ...

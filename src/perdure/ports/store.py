@@ -57,8 +57,8 @@ class Store(Protocol):
         """Run a long read-only unit off the loop, in one snapshot."""
         ...
 
-    def hold(self, owner: str, lease_seconds: float, on_lost: Callable[[], None]) -> None:
-        """Keep the claims of ``owner`` alive from the writer until :meth:`close`.
+    def hold(self, owner: str, lease_seconds: float, now: Callable[[], int]) -> None:
+        """Keep the claims of ``owner`` alive from the writer until :meth:`close`; ``now`` is the clock they count by.
 
         Renewal stops while the loop has not ticked within ``LOOP_STALL_SECONDS_MAX`` or half the lease.
         """

@@ -117,6 +117,16 @@ class SqliteLedger:
         )  # fmt: skip
         return created, False
 
+    def open_thread(self, thread: str, now: int) -> ThreadRow:
+        """See ``ports.ledger.Ledger.open_thread``."""
+        found = self.thread(thread)
+        if found is None:
+            self._check_capacity()
+            self._execute("INSERT INTO thread (id, created_at) VALUES (?, ?)", (thread, now))
+            found = self.thread(thread)
+        assert found is not None
+        return found
+
     def _check_capacity(self) -> None:
         if self._memory and self._rows("SELECT count(*) FROM thread")[0][0] >= MEMORY_THREADS_MAX:
             raise Unavailable(

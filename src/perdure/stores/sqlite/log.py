@@ -94,3 +94,13 @@ class SqliteLog:
             (thread, after, limit),
         )
         return [StoredBatch(*row) for row in rows]
+
+    def read_from(self, thread: int, sequence: int, limit: int) -> list[StoredBatch]:
+        """See ``ports.log.Log.read_from``."""
+        rows = self._execute(
+            """SELECT first, last, epoch, tail, body FROM batch WHERE thread = ?1 AND first >=
+               coalesce((SELECT max(first) FROM batch WHERE thread = ?1 AND first <= ?2), ?2) AND last >= ?2
+               ORDER BY first LIMIT ?3""",
+            (thread, sequence, limit),
+        )
+        return [StoredBatch(*row) for row in rows]

@@ -57,12 +57,10 @@ class SqliteStore:
 
     def __init__(self, path: str, *, threaded: bool = True) -> None:
         self.path = path
-        memory = path == connections.MEMORY
-        self._memory = memory
-        self._threaded = threaded and not memory
+        self._memory = path == connections.MEMORY
+        self._threaded = threaded and not self._memory
         busy = connections.BusyPolicy()
-        self._write_connection = connections.connect(path, busy)
-        self._pair = self._transaction(self._write_connection, memory=memory)
+        self._write_connection, self._pair = self._connect(busy)
         self._writer = Writer(self._write_connection, self._pair, busy, path, threaded=self._threaded)
         self._read_connection: apsw.Connection | None = None
         self._read_pair: Transaction | None = None
@@ -75,10 +73,13 @@ class SqliteStore:
         self._renewer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    @staticmethod
-    def _transaction(connection: apsw.Connection, *, memory: bool = False) -> Transaction:
-        log = SqliteLog(connection, memory=memory)
-        return as_transaction(log, SqliteLedger(connection, log, memory=memory))
+    def _connect(
+        self, busy: connections.BusyPolicy | None = None, *, read_only: bool = False
+    ) -> tuple[apsw.Connection, Transaction]:
+        """A connection and what units may touch on it."""
+        connection = connections.connect(self.path, busy, read_only=read_only)
+        log = SqliteLog(connection, memory=self._memory)
+        return connection, as_transaction(log, SqliteLedger(connection, log, memory=self._memory))
 
     @property
     def failpoint(self) -> Failpoint | None:
@@ -110,8 +111,7 @@ class SqliteStore:
             with self._writer.lock:
                 return self._snapshot(self._write_connection, self._pair, unit)
         if self._read_connection is None:
-            self._read_connection = connections.connect(self.path, read_only=True)
-            self._read_pair = self._transaction(self._read_connection)
+            self._read_connection, self._read_pair = self._connect(read_only=True)
         assert self._read_pair is not None
         return self._snapshot(self._read_connection, self._read_pair, unit)
 
@@ -139,9 +139,9 @@ class SqliteStore:
 
     def _scan(self, unit: Unit[T]) -> T:
         with self._scan_lock:
-            connection = connections.connect(self.path, read_only=True)
+            connection, pair = self._connect(read_only=True)
             try:
-                return self._snapshot(connection, self._transaction(connection), unit)
+                return self._snapshot(connection, pair, unit)
             finally:
                 connection.close()
 

@@ -1,0 +1,490 @@
+"""The interpreter of agents: ask the model, carry out its batch, again, until it answers. One, behind every mode.
+
+It reads the fold and appends records; where they go is the attempt's business. So a run, a stream and a durable attempt
+are the same loop, and an attempt that takes over from a dead one enters it in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from perdure import canonical, ids
+from perdure.agent import events
+from perdure.agent.batch import Batch, Toolbox, ask_approval, needs_approval, start_call
+from perdure.agent.events import Event
+from perdure.agent.prompt import PromptView
+from perdure.definitions.agent import AgentDefinition
+from perdure.definitions.tool import Tool
+from perdure.engine.attempt import Attempt, Ended, Settled, Yielded
+from perdure.engine.effects import failure_of
+from perdure.engine.intents import Op
+from perdure.errors import ApprovalSuspensionError, Invalid
+from perdure.limits import (
+    FAILURE_MESSAGE_CHARS_MAX,
+    MODEL_BACKOFF_SECONDS_MAX,
+    MODEL_BACKOFF_SECONDS_MIN,
+    MODEL_TRIES_MAX,
+    RESPONSE_BYTES_MAX,
+    RESPONSE_CALLS_MAX,
+)
+from perdure.ports.failpoints import Boundary
+from perdure.ports.provider import Delta, Model, ModelError, Request, Response, ToolSpec
+from perdure.records.codec import Record
+from perdure.records.effect import ToolCallWithdrawn
+from perdure.records.parts import CallPart, Failure, TextPart
+from perdure.records.run import (
+    AcceptedLimits,
+    ModelResponseInterrupted,
+    ModelResponseRecorded,
+    OutputRejected,
+    RunCompleted,
+    RunStarted,
+    ToolOperation,
+)
+from perdure.records.thread import ThreadCreated, UserInputRecorded
+from perdure.rules import fold
+
+Emit = Callable[[Event], None]
+
+
+class _RunFailure(Exception):
+    """The run fails with this; raised inside the loop only."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Interpreter:
+    """Advances one attempt of one agent.
+
+    Args:
+        toolbox: today's tools. model: who answers.
+        services: what the attempt-scoped services factory gave, for ``ctx.services``.
+        superseded: an earlier owner never gave the claim back; it may have had a model call in flight.
+        emit: told events as they happen.
+        on_approval_suspension: retains live resources before an approval wait.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        definition: AgentDefinition,
+        toolbox: Toolbox,
+        model: Model,
+        *,
+        services: Any = None,
+        superseded: bool = False,
+        emit: Emit | None = None,
+        on_approval_suspension: Callable[[], Any] | None = None,
+    ) -> None:
+        self.attempt = attempt
+        self.definition = definition
+        self.toolbox = toolbox
+        self.model = model
+        self.services = services
+        self._superseded = superseded
+        self._emit = emit
+        self._on_approval_suspension = on_approval_suspension
+        self._view: PromptView | None = None
+        self._specs = tuple(
+            ToolSpec(tool.name, tool.description, tool.parameters()) for tool in toolbox.tools.values()
+        )
+        self._arguments: dict[str, dict[str, Any]] = {}
+        self._prepared: list[str] = []
+        self._output_error = Failure("output", "")
+
+    async def advance(self) -> Ended:
+        """Go on until the run settles or waits."""
+        try:
+            return await self._advance()
+        except _RunFailure as failed:
+            return await self._fail(failed.failure)
+        except asyncio.CancelledError:
+            attempt, task = self.attempt, asyncio.current_task()
+            if attempt.broken is not None or attempt.interrupted in (None, "shutdown") or task is None:
+                raise
+            task.uncancel()
+            return await self._interrupted()
+
+    async def _interrupted(self) -> Ended:
+        if self.attempt.run.completed is not None:
+            return await self.attempt.settle("completed")
+        if self.attempt.interrupted == "cancel":
+            self._tell(events.RunEnded("cancelled"))
+            return await self.attempt.settle("cancelled")
+        return await self._fail(Failure("policy.duration", "The run reached its deadline."))
+
+    async def _fail(self, failure: Failure) -> Settled:
+        self._tell(events.RunEnded("failed", failure.kind, failure.message))
+        return await self.attempt.settle("failed", failure=failure)
+
+    def _tell(self, event: Event) -> None:
+        if self._emit is not None:
+            self._emit(event)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+    async def _advance(self) -> Ended:
+        attempt = self.attempt
+        if not attempt.started:
+            await self._start()
+        run = attempt.run
+        started = run.started
+        assert started is not None
+        if run.completed is not None:
+            return await attempt.settle("completed")
+        if run.cancel is not None:
+            self._tell(events.RunEnded("cancelled"))
+            return await attempt.settle("cancelled")
+        if started.deadline <= attempt.host.clock.now():
+            raise _RunFailure(Failure("policy.duration", "The run reached its deadline."))
+        attempt.watch_deadline(started.deadline)
+        if self._superseded and run.open_turn() is None and not self._final(run):
+            record = ModelResponseInterrupted(run.id, len(run.turns) + 1, attempt.epoch - 1)
+            await attempt.append(Boundary.REPAIR, [record])
+        while True:
+            turn = run.open_turn()
+            if turn is not None:
+                ended = await self._batch(run, turn)
+                if ended is not None:
+                    return ended
+                continue
+            self._check_limits(run, started.limits)
+            if self._final(run):
+                completed = self._complete(run)
+                if completed is not None:
+                    self._tell(events.RunEnded("completed"))
+                    return await attempt.settle("completed", completed=completed)
+                await self._reject_output(run)
+                continue
+            await self._respond(run, started)
+
+    @staticmethod
+    def _final(run: fold.Run) -> bool:
+        """Whether the newest response is an answer that nobody rejected."""
+        return bool(run.turns) and not run.turns[-1].calls and run.turns[-1].rejected is None
+
+    def _check_limits(self, run: fold.Run, limits: AcceptedLimits) -> None:
+        final = self._final(run)
+        if limits.repeated_failure_limit and run.failure_streak >= limits.repeated_failure_limit:
+            raise _RunFailure(Failure("policy.repeated_failures", f"{run.failure_streak} tool calls in a row failed."))
+        used = run.usage.input + run.usage.output
+        if limits.token_budget is not None and used > limits.token_budget and not final:
+            raise _RunFailure(
+                Failure("policy.tokens", f"The run used {used:,} tokens of its budget of {limits.token_budget:,}.")
+            )
+        if len(run.turns) >= limits.max_turns and not final:
+            raise _RunFailure(Failure("policy.turns", f"The run used all of its {limits.max_turns} turns."))
+
+    # -- start --------------------------------------------------------------------------------------------------------
+    async def _start(self) -> None:
+        """Record input, limits and the frozen deadline: one commit."""
+        attempt, definition = self.attempt, self.definition
+        submission = attempt.submission
+        assert submission is not None
+        records: list[Record] = [] if attempt.state.tail else [ThreadCreated(submission.program)]
+        sequence = attempt.state.tail + len(records) + 1
+        problem, instructions = None, ""
+        try:
+            value = definition.input_codec.decode(submission.input, "input")
+            instructions = await self._instructions(value)
+        except Exception as error:
+            problem = failure_of(error, "input" if isinstance(error, Invalid) else "instructions")
+        records.append(UserInputRecorded(submission.id, submission.run, msgspec.Raw(submission.input)))
+        records.append(self._run_started(submission.run, submission.id, instructions))
+        id = submission.id
+        await attempt.append(Boundary.INPUT, records, (lambda tx: tx.ledger.apply_input(id, sequence),))
+        self._tell(events.RunStarted(submission.run, attempt.thread))
+        if problem is not None:
+            raise _RunFailure(problem)
+
+    async def _instructions(self, value: Any) -> str:
+        instructions = self.definition.instructions
+        if callable(instructions):
+            instructions = instructions(value)
+            if inspect.isawaitable(instructions):
+                instructions = await instructions
+        return str(instructions or "")
+
+    def _run_started(self, run: str, submission: str, instructions: str) -> RunStarted:
+        policy = self.definition.policy
+        duration = int(self.definition.duration_seconds * 1_000_000)
+        limits = AcceptedLimits(
+            policy.max_turns,
+            policy.max_tool_calls,
+            duration,
+            policy.concurrency,
+            policy.repeated_failure_limit,
+            policy.tool_result_bytes,
+            policy.output_retries,
+            policy.token_budget,
+        )
+        deadline = self.attempt.host.clock.now() + duration  # time in the queue does not count
+        return RunStarted(run, submission, self.definition.name, self.definition.digest, deadline, limits, instructions)
+
+    # -- a turn ---------------------------------------------------------------------------------------------------------
+    def _prompt(self) -> PromptView:
+        if self._view is None:
+            self._view = PromptView(self.attempt.state, self.attempt.run.id)
+        return self._view
+
+    async def _respond(self, run: fold.Run, started: RunStarted) -> None:
+        number = len(run.turns) + 1
+        view = self._prompt()
+        request = Request(
+            agent=self.definition.name,
+            run=run.id,
+            turn=number,
+            messages=view.for_model(),
+            tools=self._specs,
+            output_schema=None if self.definition.output_codec.is_text else self.definition.output_codec.schema(),
+            timeout=max(0.001, (started.deadline - self.attempt.host.clock.now()) / 1_000_000),
+            settings=self.definition.settings,
+        )
+        self._tell(events.TurnStarted(number))
+        response, tries = await self._ask(request)
+        await self._record(run, started.limits, number, response, tries)
+        self._tell(events.TurnCompleted(number, response.finish))
+        turn = run.turns[-1]
+        if not turn.open:
+            view.extend(turn)
+
+    async def _ask(self, request: Request) -> tuple[Response, int]:
+        """One response, repeated at its boundary with backoff where the provider says it may be."""
+        host = self.attempt.host
+        emit = None if self._emit is None else self._delta(request.turn)
+        for tries in range(1, MODEL_TRIES_MAX + 1):
+            try:
+                if host.store.failpoint is not None:
+                    host.hit(Boundary.MODEL_CALL, "before")
+                response = await self.model.respond(request, emit)
+                if host.store.failpoint is not None:
+                    host.hit(Boundary.MODEL_CALL, "after")
+                return _checked(response), tries
+            except ModelError as error:
+                if not error.retryable or tries == MODEL_TRIES_MAX:
+                    raise _RunFailure(failure_of(error, "model")) from error
+                await asyncio.sleep(_backoff(tries, error.retry_after))
+            except Exception as error:
+                raise _RunFailure(failure_of(error, "model")) from error
+        raise AssertionError("unreachable")
+
+    def _delta(self, turn: int) -> Callable[[Delta], None]:
+        def emit(delta: Delta) -> None:
+            kind = events.TextDelta if delta.kind == "text" else events.ReasoningDelta
+            self._tell(kind(turn, delta.text))
+
+        return emit
+
+    async def _record(
+        self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int
+    ) -> None:
+        """Commit the response, with the requests for approval and the first started records of its batch."""
+        calls = [part for part in response.parts if isinstance(part, CallPart)]
+        operations = self._preflight(number, calls, truncated=response.finish == "length")
+        parts = tuple(_storable(part) for part in response.parts)
+        record = ModelResponseRecorded(
+            run.id, number, response.model, parts, response.finish, response.usage, operations, tries,
+            msgspec.Raw(response.continuation or b"null"),
+        )  # fmt: skip
+        records: list[Record] = [record]
+        ops: list[Op] = []
+        if run.tool_calls + len(calls) > limits.max_tool_calls:
+            await self.attempt.append(Boundary.RESPONSE, records)
+            raise _RunFailure(
+                Failure("policy.tool_calls", f"The run may make {limits.max_tool_calls} tool calls; this batch is over.")
+            )
+        self._prepare(calls, operations, limits.concurrency, records, ops)
+        await self.attempt.append(Boundary.RESPONSE, records, ops)
+
+    def _preflight(self, number: int, calls: list[CallPart], *, truncated: bool) -> tuple[ToolOperation, ...]:
+        """Judge every call before any handler: what cannot run is told to the model, what can is bound to a contract."""
+        operations = []
+        seen: set[str] = set()
+        for position, part in enumerate(calls):
+            call = ids.call_id(number, position)
+            repeated = bool(part.provider_id) and part.provider_id in seen
+            seen.add(part.provider_id)
+            tool = self.toolbox.tools.get(part.name)
+            rejected: Failure | None = None
+            if truncated:
+                rejected = Failure("truncated", "The response was cut; none of its calls ran. Answer shorter.")
+            elif repeated:
+                rejected = Failure("repeated_id", f"Call id {part.provider_id[:64]!r} was used twice in one response.")
+            elif tool is None:
+                known = ", ".join(self.toolbox.tools) or "none"
+                rejected = Failure("unknown_tool", f"There is no tool {part.name[:64]!r}. Tools: {known}.")
+            else:
+                try:
+                    self._arguments[call] = tool.decode_arguments(part.arguments)
+                except Invalid as error:
+                    rejected = Failure("arguments", str(error)[:FAILURE_MESSAGE_CHARS_MAX])
+            if rejected is not None or tool is None:
+                operations.append(ToolOperation(call, part.name[:256], rejected=rejected))
+            else:
+                operations.append(ToolOperation(call, tool.name, tool.effect, tool.steps, tool.contract))
+        return tuple(operations)
+
+    def _prepare(
+        self,
+        calls: list[CallPart],
+        operations: tuple[ToolOperation, ...],
+        concurrency: int,
+        records: list[Record],
+        ops: list[Op],
+    ) -> None:
+        """What rides on the response's commit: rejections, requests for approval, started records of the first lanes."""
+        self._prepared = []
+        free: list[tuple[CallPart, ToolOperation, Tool]] = []
+        for part, operation in zip(calls, operations, strict=True):
+            if operation.rejected is not None:
+                records.append(ToolCallWithdrawn(self.attempt.run.id, operation.call, operation.rejected))
+                continue
+            tool = self.toolbox.tools[operation.tool]
+            arguments = self._arguments[operation.call]
+            if needs_approval(tool, arguments):
+                record, op = ask_approval(self.attempt, operation.call, operation, part, tool, arguments)
+                records.append(record)
+                ops.append(op)
+            elif tool.key is None:  # a business object is looked up when the batch is planned
+                free.append((part, operation, tool))
+        for part, operation, tool in free[:concurrency]:
+            if tool.effect in ("pure", "observe") and not tool.steps:
+                self._prepared.append(operation.call)
+                continue
+            sequence = self.attempt.state.tail + 1 + len(records)
+            arguments = self._arguments[operation.call]
+            record, op = start_call(self.attempt, operation.call, tool, arguments, part, 1, sequence)
+            records.append(record)
+            ops.append(op)
+            self._prepared.append(operation.call)
+
+    # -- a batch --------------------------------------------------------------------------------------------------------
+    async def _batch(self, run: fold.Run, turn: fold.Turn) -> Ended | None:
+        """Carry the batch as far as it goes. None: it is complete. Otherwise how the attempt ended."""
+        assert run.started is not None
+        batch = Batch(
+            self.attempt,
+            self.toolbox,
+            turn,
+            concurrency=run.started.limits.concurrency,
+            result_bytes=run.started.limits.tool_result_bytes,
+            services=self.services,
+            emit=self._emit,
+            arguments=self._arguments,
+            prepared=self._prepared,
+        )
+        self._prepared = []
+        await batch.run()
+        self._arguments.clear()
+        if batch.failing is not None:
+            raise _RunFailure(batch.failing)
+        if not turn.open:
+            if self._view is not None:
+                self._view.extend(turn)
+            return None
+        if run.unknowns():
+            return await self.attempt.park()
+        waiting = [call for call in turn.calls if call.approval is not None and call.decision is None]
+        if waiting:
+            for call in waiting:
+                self._tell(self._asked(call))
+            if self._on_approval_suspension is not None:
+                await self._retain()
+            if any(call.decision is not None for call in waiting):
+                return Yielded()  # decided meanwhile: this attempt's services end before the batch resumes
+            return await self.attempt.suspend()
+        return Yielded()
+
+    def _asked(self, call: fold.Call) -> events.ApprovalRequested:
+        assert call.approval is not None
+        tool = self.toolbox.tools.get(call.operation.tool)
+        arguments = canonical.decode(tool.arguments_json(call.part.arguments)) if tool is not None else {}
+        return events.ApprovalRequested(call.approval.approval, call.id, call.operation.tool, arguments)
+
+    async def _retain(self) -> None:
+        """Let the host capture live resources, while the claim is renewed and a cancel is heard."""
+        assert self._on_approval_suspension is not None
+        try:
+            done = self._on_approval_suspension()
+            if inspect.isawaitable(done):
+                await done
+        except ApprovalSuspensionError:
+            raise
+        except Exception as error:
+            raise ApprovalSuspensionError(f"Retaining resources before the approval wait failed: {error}") from error
+
+    # -- the end --------------------------------------------------------------------------------------------------------
+    def _complete(self, run: fold.Run) -> RunCompleted | None:
+        """The result of the final answer; None when it does not decode and the model may answer again."""
+        text = "".join(part.text for part in run.turns[-1].response.parts if isinstance(part, TextPart))
+        codec = self.definition.output_codec
+        try:
+            value = codec.decode(canonical.encode(text, "output") if codec.is_text else _json_text(text), "output")
+            raw = codec.encode(value, "output")
+        except (Invalid, UnicodeEncodeError) as error:
+            self._output_error = Failure("output", str(error)[:FAILURE_MESSAGE_CHARS_MAX])
+            return None
+        disposition = None
+        if self.definition.disposition is not None:
+            try:
+                disposition = ids.check_id(self.definition.disposition(value), "disposition")
+            except Exception as error:
+                raise _RunFailure(failure_of(error, "disposition")) from error
+        digest = canonical.digest([canonical.decode(raw), disposition])
+        return RunCompleted(run.id, msgspec.Raw(raw), digest, disposition)
+
+    async def _reject_output(self, run: fold.Run) -> None:
+        assert run.started is not None
+        failure = self._output_error
+        if run.output_rejections >= run.started.limits.output_retries:
+            raise _RunFailure(failure)
+        turn = run.turns[-1]
+        await self.attempt.append(Boundary.OUTPUT_REJECTED, [OutputRejected(run.id, turn.number, failure)])
+        self._view = None  # built again, with the rejection in its place
+
+
+def _json_text(text: str) -> bytes:
+    """JSON of a final answer; a fenced block around it is taken off."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
+        stripped = stripped[stripped.index("\n") + 1 : -3].strip()
+    return stripped.encode()
+
+
+def _storable(part: Any) -> Any:
+    """A part whose text can be encoded; a lone surrogate becomes a replacement character."""
+    with contextlib.suppress(UnicodeEncodeError):
+        msgspec.json.encode(part)
+        return part
+
+    def clean(text: Any) -> Any:
+        return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
+
+    return type(part)(**{name: clean(getattr(part, name)) for name in part.__struct_fields__})
+
+
+def _checked(response: Response) -> Response:
+    """Refuse a response beyond the engine's bounds."""
+    calls = sum(isinstance(part, CallPart) for part in response.parts)
+    if calls > RESPONSE_CALLS_MAX:
+        raise ModelError(f"The response holds {calls:,} calls; the limit is {RESPONSE_CALLS_MAX:,}.", dispatched="yes")
+    size = sum(len(part.arguments if isinstance(part, CallPart) else part.text) for part in response.parts)
+    if size > RESPONSE_BYTES_MAX:
+        raise ModelError(f"The response holds {size:,} characters; the limit is {RESPONSE_BYTES_MAX:,}.", dispatched="yes")
+    return response
+
+
+def _backoff(tries: int, retry_after: float | None) -> float:
+    if retry_after is not None:
+        return min(MODEL_BACKOFF_SECONDS_MAX, max(0.0, retry_after))
+    ceiling = min(MODEL_BACKOFF_SECONDS_MAX, MODEL_BACKOFF_SECONDS_MIN * 2 ** (tries - 1))
+    return random.uniform(ceiling / 2, ceiling)
+

@@ -1,0 +1,372 @@
+"""One fenced ownership period of a thread: what a driver may do, and how it ends.
+
+An attempt owns the log's end: it encodes, folds and chains in the loop and hands bytes to the writer, so the order of its
+calls is the order of its records. What it appends it folds at once; what depends on durability awaits the future.
+Cancellation is treated as process loss, except where the attempt itself interrupts its task for a reason it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.engine import intents
+from perdure.engine.host import Host
+from perdure.engine.intents import Op
+from perdure.errors import OwnershipLost, Superseded
+from perdure.limits import BATCH_RECORDS_MAX
+from perdure.ports.failpoints import Boundary
+from perdure.ports.ledger import Claimed, Intent, Submission
+from perdure.ports.log import Tail
+from perdure.ports.store import Transaction
+from perdure.records import codec
+from perdure.records.codec import Batch, Record
+from perdure.records.effect import ToolCallUnknown, ToolCallWithdrawn
+from perdure.records.parts import Failure
+from perdure.records.run import RunCompleted
+from perdure.records.thread import Outcome as SettledOutcome
+from perdure.records.thread import SubmissionSettled
+from perdure.rules import fold
+
+Interruption = Literal["cancel", "deadline", "shutdown"]
+_failure_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The run ended."""
+
+    outcome: SettledOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The run waits for decisions, as a barrier on its thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The run waits for verdicts; later input may pass it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """The attempt gives the claim back; the work stays owed."""
+
+    not_before: int = 0
+
+
+Ended = Settled | Suspended | Parked | Yielded
+
+
+class Attempt:
+    """What a driver gets. Lives on one loop; not thread-safe.
+
+    Attributes:
+        state: the folded thread, going on in memory.
+        submission: the claimed ledger row; None in a maintenance claim.
+        superseded: an earlier owner never gave the claim back.
+        interrupted: why the attempt cancelled its own task, or None.
+    """
+
+    def __init__(self, host: Host, claimed: Claimed, state: fold.Thread, *, owed: bool = True) -> None:
+        self.host = host
+        self.number = claimed.number
+        self.thread = claimed.thread
+        self.epoch = claimed.epoch
+        self.token = claimed.token
+        self.submission: Submission | None = claimed.submission
+        self.superseded = claimed.superseded
+        self.state = state
+        self.interrupted: Interruption | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.lost = False
+        self._owed = owed  # False: history is kept, and the ledger knows nothing of the run
+        self._tail = Tail(state.tail, state.digest, claimed.tail.batch)
+        self._taken: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._broken: BaseException | None = None
+
+    @property
+    def run(self) -> fold.Run:
+        """The run of the claimed submission. Valid once its input is recorded."""
+        assert self.submission is not None
+        return self.state.runs[self.submission.run]
+
+    @property
+    def started(self) -> bool:
+        """Whether the claimed submission's input is in the log."""
+        return self.submission is not None and self.submission.run in self.state.runs
+
+    # -- appending --------------------------------------------------------------------------------------------------
+    def append(
+        self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op] = ()
+    ) -> asyncio.Future[None]:
+        """Append records and change the ledger with them, in one commit. Enqueued at once; await it for durability.
+
+        Raises (through the future): OwnershipLost when the claim was superseded; Unavailable when the store failed.
+        """
+        if self._broken is not None:
+            raise Superseded(str(self._broken))
+        if len(records) > BATCH_RECORDS_MAX:
+            return self._append_in_parts(boundary, records, then)
+        state, expected = self.state, self._tail
+        first = expected.sequence + 1
+        batch = Batch(1, self.thread, first, self.epoch, self.host.owner, self.host.clock.now(), tuple(records))
+        body = codec.encode(batch)
+        digest = codec.chain(expected.digest, body)
+        for record in records:
+            fold.apply(state, record)
+        state.digest = digest
+        state.epoch = self.epoch
+        self._tail = Tail(state.tail, digest, first)
+        number, epoch, token, count = self.number, self.epoch, self.token, len(records)
+
+        def unit(tx: Transaction) -> None:
+            tx.log.append(number, epoch, token, expected, count, body, digest)
+            for op in then:
+                op(tx)
+
+        future = self.host.store.write(boundary, unit)
+        if future.done():
+            self._appended(future)
+        else:
+            future.add_done_callback(self._appended)
+        return future
+
+    def _append_in_parts(
+        self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op]
+    ) -> asyncio.Future[None]:
+        for start in range(0, len(records) - BATCH_RECORDS_MAX, BATCH_RECORDS_MAX):
+            _ = self.append(boundary, records[start : start + BATCH_RECORDS_MAX])
+        rest = len(records) % BATCH_RECORDS_MAX or BATCH_RECORDS_MAX
+        return self.append(boundary, records[-rest:], then)
+
+    def _appended(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self.host.progressed(self.thread)
+        elif self._broken is None:
+            self._broken = error
+            self.lost = isinstance(error, OwnershipLost)
+            if self.task is not None:
+                self.task.cancel()  # nothing this attempt does can be recorded any more
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why nothing can be appended any more, if so."""
+        return self._broken
+
+    # -- interruption -------------------------------------------------------------------------------------------------
+    def watch_deadline(self, deadline: int) -> None:
+        """Interrupt the attempt at an instant: one timer, whatever the number of steps."""
+        if self._timer is None:
+            delay = max(0.0, (deadline - self.host.clock.now()) / 1_000_000)
+            self._timer = asyncio.get_running_loop().call_later(min(delay, 1e7), self.interrupt, "deadline")
+
+    def interrupt(self, why: Interruption) -> None:
+        """Cancel what runs in this attempt. The first reason stands."""
+        if self.interrupted is None and self.task is not None:
+            self.interrupted = why
+            self.task.cancel()
+
+    def take_in(self, pending: Iterable[Intent]) -> list[asyncio.Future[None]]:
+        """Take intents of this thread into the log. A cancel of the claimed run interrupts it once durable."""
+        futures = []
+        for intent in pending:
+            if intent.id in self._taken or intent.thread != self.number or self._broken is not None:
+                continue
+            self._taken.add(intent.id)
+            now = self.host.clock.now()
+            records, ops = intents.take_in(self.state, intent, now)
+            own = self.submission is not None and intent.subject == self.submission.id
+            queued = intent.kind == "cancel" and not own and self._queued(intent.subject)
+            if queued:
+                settlement, op = intents.settle_queued(
+                    intent.subject, "run_" + intent.subject[4:], self.number, self.epoch, self.token, now
+                )
+                records, ops = [*records, settlement], [*ops, op]
+            future = self._take(records, ops)
+            futures.append(future)
+            if intent.kind == "cancel" and own:
+                future.add_done_callback(self._cancel_durable)
+            elif queued:
+                future.add_done_callback(lambda done, s=intent.subject: self.host.settled(s))  # type: ignore[misc]
+        return futures
+
+    def _cancel_durable(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.interrupt("cancel")
+
+    def _queued(self, submission: str) -> bool:
+        if submission in self.state.settlements or any(r.submission == submission for r in self.state.runs.values()):
+            return False
+        row = self.host.store.read(lambda tx: tx.ledger.submission(submission))
+        return row is not None and row.state != "settled"
+
+    def _take(self, records: Sequence[Record], ops: Sequence[Op]) -> asyncio.Future[None]:
+        if records:
+            return self.append(Boundary.INTENT_APPLIED, records, ops)
+
+        def unit(tx: Transaction) -> None:
+            for op in ops:
+                op(tx)
+
+        return self.host.store.write(Boundary.INTENT_APPLIED, unit)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def settle(
+        self,
+        outcome: SettledOutcome,
+        *,
+        failure: Failure | None = None,
+        completed: RunCompleted | None = None,
+        records: Sequence[Record] = (),
+        then: Sequence[Op] = (),
+    ) -> Settled:
+        """Record the one settlement and end the claim, in one commit.
+
+        ``completed`` is the run's result, recorded here if it is not yet. Calls that were started and have no outcome
+        are recorded unknown first, and calls that never started are withdrawn.
+        """
+        assert self.submission is not None
+        submission, now = self.submission.id, self.host.clock.now()
+        before, ops = (list(records), list(then))
+        if self.started:
+            closing, closing_ops = self._close_calls(failure or Failure("cancelled", "The run was cancelled."), now)
+            before += closing
+            ops += closing_ops
+        result = completed or (self.run.completed if self.started else None)
+        if completed is not None and self.run.completed is None:
+            before.append(completed)
+        unknown = {r.effect for r in before if isinstance(r, ToolCallUnknown)}
+        if self.started:
+            unknown |= {u.effect for u in self.run.unknowns()}
+        settled = SubmissionSettled(
+            submission,
+            self.submission.run,
+            outcome,
+            failure,
+            result.result_digest if outcome == "completed" and result else None,
+            result.disposition if outcome == "completed" and result else None,
+            tuple(sorted(unknown)),
+        )
+        encoded = None if failure is None else _failure_encoder.encode(failure)
+        number, epoch, token = self.number, self.epoch, self.token
+
+        def op(tx: Transaction) -> None:
+            tx.ledger.settle(
+                number, epoch, token, submission, outcome, encoded, settled.disposition, now, release=True
+            )
+
+        await self.append(Boundary.SETTLE, [*before, settled], [*ops, op] if self._owed else ops)
+        self._end()
+        self.host.settled(submission)
+        return Settled(outcome)
+
+    def _close_calls(self, failure: Failure, now: int) -> tuple[list[Record], list[Op]]:
+        """Give every open call of the run an explicit end, so that the thread stays usable whatever happened."""
+        records: list[Record] = []
+        ops: list[Op] = []
+        turn = self.run.open_turn()
+        for call in turn.calls if turn is not None else ():
+            if call.closed or call.unknown is not None:
+                continue
+            lost = _lost(self.run.id, call, "the run ended while it was in flight")
+            records += lost
+            ops += [_unknown_op(record.effect, now) for record in lost]
+            if call.prepared is None:
+                records.append(ToolCallWithdrawn(self.run.id, call.id, Failure("cancelled", failure.message)))
+            if call.approval is not None and call.decision is None:
+                ops.append(_reject_op(call.approval.approval, failure.message, now))
+        return records, ops
+
+    async def close_abandoned(self) -> None:
+        """Close runs that nobody owes (persistent mode) and whose process died: their calls in flight are unknown."""
+        now = self.host.clock.now()
+        for run in list(self.state.runs.values()):
+            if run.settled is not None or (self.submission is not None and run.submission == self.submission.id):
+                continue
+            submission = run.submission
+            if self.host.store.read(lambda tx, id=submission: tx.ledger.submission(id)) is not None:  # type: ignore[misc]
+                continue
+            turn = run.open_turn()
+            lost = [u for call in (turn.calls if turn else ()) for u in _lost(run.id, call, "its process ended")]
+            failure = Failure("interrupted", "The process ended before the run did.")
+            settled = SubmissionSettled(
+                submission, run.id, "failed", failure, unknown=tuple(sorted(u.effect for u in (*run.unknowns(), *lost)))
+            )
+            await self.append(Boundary.REPAIR, [*lost, settled], [_unknown_op(u.effect, now) for u in lost])
+
+    async def park(self) -> Parked | Yielded:
+        """End the claim with an unknown open. Later input may pass; the run's deadline stays armed."""
+        return Parked() if await self._wait(Boundary.PARK) else Yielded()
+
+    async def suspend(self) -> Suspended | Yielded:
+        """End the claim and wait for decisions, as a barrier."""
+        return Suspended() if await self._wait(Boundary.SUSPEND) else Yielded()
+
+    async def _wait(self, boundary: Boundary) -> bool:
+        """Whether the submission waits now; False when what it waits for was decided meanwhile."""
+        assert self.submission is not None
+        if not self._owed:
+            return False
+        submission, now, started = self.submission.id, self.host.clock.now(), self.run.started
+        wake_at = started.deadline if started is not None else None
+        number, epoch, token = self.number, self.epoch, self.token
+
+        def unit(tx: Transaction) -> bool:
+            verb = tx.ledger.park if boundary is Boundary.PARK else tx.ledger.suspend
+            return verb(number, epoch, token, submission, wake_at, now)
+
+        waits = await self.host.store.write(boundary, unit)
+        self._end()
+        self.host.wake()
+        self.host.progressed(self.thread)
+        return waits
+
+    async def release(self, not_before: int = 0) -> None:
+        """Give the claim back; the work stays owed. Harmless when the fence is lost."""
+        self._end()
+        number, epoch, token, now = self.number, self.epoch, self.token, self.host.clock.now()
+        await self.host.store.write(
+            Boundary.RELEASE, lambda tx: tx.ledger.release(number, epoch, token, now, not_before=not_before)
+        )
+        self.host.wake()
+
+    def abandon(self) -> None:
+        """Stop without a word: the fence is lost, somebody else owns the thread."""
+        self._end()
+
+
+def _lost(run: str, call: fold.Call, reason: str) -> list[ToolCallUnknown]:
+    """Unknown records for what of a call is in flight: the call itself, or the ``once`` steps inside it."""
+    if call.prepared is None:
+        return []
+    tool = call.operation.tool
+    steps = [
+        ToolCallUnknown(run, call.id, step.prepared.effect, tool, reason, name)
+        for name, step in call.steps.items()
+        if step.prepared is not None
+    ]
+    if call.in_flight:
+        steps.append(ToolCallUnknown(run, call.id, call.prepared.effect, tool, reason))
+    return steps
+
+
+def _unknown_op(effect: str, now: int) -> Op:
+    return lambda tx: tx.ledger.end_effect(effect, "unknown", None, now)
+
+
+def _reject_op(approval: str, reason: str, now: int) -> Op:
+    return lambda tx: tx.ledger.decide_approval(approval, "rejected", "perdure", reason, now)

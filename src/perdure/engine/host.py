@@ -1,0 +1,145 @@
+"""One process on a store: its clock, ids and incarnation, and who in it waits for what.
+
+Wakes are hints: losing every one costs latency, never work. Whoever waits subscribes, reads once, then parks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from perdure.clock import Clock, Ids, RandomIds, SystemClock, seconds
+from perdure.limits import LEASE_SECONDS
+from perdure.ports.failpoints import Boundary, Phase
+from perdure.ports.store import Store
+
+log = logging.getLogger("perdure")
+
+
+class Host:
+    """What every part of the engine in one process shares.
+
+    Args:
+        store: where logs and ledger are.
+        lease_seconds: how long a claim lives without renewal; a liveness hint, never a proof.
+    """
+
+    def __init__(
+        self, store: Store, *, clock: Clock | None = None, ids: Ids | None = None, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
+        self.store = store
+        self.clock: Clock = clock or SystemClock()
+        self.ids: Ids = ids or RandomIds()
+        self.owner = self.ids.fresh("w")  # this incarnation; never used again
+        self.lease_seconds = lease_seconds
+        self.due = asyncio.Event()  # something may be claimable
+        self.foreign: list[Callable[[], None]] = []  # called after another process committed
+        self.local_intents: list[Callable[[], None]] = []  # called after this process recorded an intent
+        self._settled: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self._progress: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+
+    def start(self) -> None:
+        """Begin to notice other processes' commits."""
+        self._unsubscribe = self.store.subscribe(self._on_foreign_change)
+
+    def stop(self) -> None:
+        """Stop noticing; release threads of sync bodies."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def executor(self) -> concurrent.futures.ThreadPoolExecutor:
+        """Threads for synchronous bodies."""
+        if self._executor is None:
+            self._executor = concurrent.futures.ThreadPoolExecutor(
+                max_workers=max(32, (os.cpu_count() or 1) * 4), thread_name_prefix="perdure-body"
+            )
+        return self._executor
+
+    def lease_until(self) -> int:
+        """When a claim taken now lapses."""
+        return self.clock.now() + seconds(self.lease_seconds)
+
+    def new_token(self) -> int:
+        """A claim's token: 62 random bits, so that no stale owner can hold it by chance."""
+        return secrets.randbits(62)
+
+    def hit(self, boundary: Boundary, phase: Phase) -> None:
+        """Pass a failpoint around the outside world, if a test armed one."""
+        failpoint = self.store.failpoint
+        if failpoint is not None:
+            failpoint(boundary, phase)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something beside everything else, strongly held until it ends; its failure is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task failed", exc_info=task.exception())
+
+    # -- wakes ------------------------------------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Something may be claimable."""
+        self.due.set()
+
+    def settled(self, submission: str) -> None:
+        """A submission settled in this process."""
+        for future in self._settled.pop(submission, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def progressed(self, thread: str) -> None:
+        """Records were appended to a thread in this process."""
+        for future in self._progress.pop(thread, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def until_settled(self, submission: str) -> asyncio.Future[None]:
+        """Subscribe to one settlement. Read the ledger after this, then wait. Cancel the future to detach."""
+        return self._wait(self._settled, submission)
+
+    def until_progress(self, thread: str) -> asyncio.Future[None]:
+        """Subscribe to a thread's next append."""
+        return self._wait(self._progress, thread)
+
+    @staticmethod
+    def _wait(table: defaultdict[str, list[asyncio.Future[None]]], topic: str) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        table[topic].append(future)
+
+        def forget(done: asyncio.Future[None]) -> None:
+            waiting = table.get(topic)
+            if waiting and done in waiting:
+                waiting.remove(done)
+                if not waiting:
+                    del table[topic]
+
+        future.add_done_callback(forget)
+        return future
+
+    def _on_foreign_change(self) -> None:
+        self.due.set()
+        if self._settled:
+            waiting = list(self._settled)
+            for submission in self.store.read(lambda tx: tx.ledger.settled_among(waiting)):
+                self.settled(submission)
+        for thread in list(self._progress):
+            self.progressed(thread)
+        for call in self.foreign:
+            call()

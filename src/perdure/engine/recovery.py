@@ -1,0 +1,298 @@
+"""Recovery carried out: read a thread, classify it, do what the decision names, thread by thread.
+
+Every claim recovers what it finds; the sweep looks after threads that nobody can claim (blocked by a fault) or whose
+program is not registered anywhere here. Each thread has its own fault boundary and time bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from perdure.clock import seconds
+from perdure.engine.attempt import Attempt, Settled
+from perdure.engine.driver import Driver
+from perdure.engine.host import Host, log
+from perdure.engine.intents import Op
+from perdure.errors import Corrupt, Incompatible, Invalid, Unavailable
+from perdure.limits import (
+    FAILURE_MESSAGE_CHARS_MAX,
+    FAULT_BACKOFF_SECONDS_MAX,
+    FAULT_BACKOFF_SECONDS_MIN,
+    PAGE_BATCHES_MAX,
+    RECOVERY_SECONDS_MAX,
+)
+from perdure.ports.failpoints import Boundary
+from perdure.ports.ledger import Claimed, Fault, WorkItem
+from perdure.ports.log import StoredBatch
+from perdure.ports.store import Transaction
+from perdure.records.codec import Record
+from perdure.records.effect import ToolCallUnknown
+from perdure.records.thread import RepairAnnotated, SubmissionSettled
+from perdure.rules import fold
+from perdure.rules import recovery as rules
+from perdure.rules.lifecycle import SubmissionState
+
+_encode = msgspec.json.Encoder().encode
+_INLINE_BATCHES = 64  # longer logs are read off the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What recovery decided about one submission, and whether it was carried out here."""
+
+    submission: str
+    thread: str
+    decision: str
+    meaning: str
+    disposition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """One pass: a report for each open submission, a fault for each thread that could not be read."""
+
+    reports: tuple[Report, ...]
+    faults: tuple[Fault, ...]
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an error says that a thread's stored facts cannot be used."""
+    return isinstance(error, (Corrupt, Incompatible)) or (isinstance(error, Invalid) and "stored" in str(error))
+
+
+async def read_thread(host: Host, claimed: Claimed) -> fold.Thread:
+    """The state of a claimed thread at its fixed tail, every page verified before it counts.
+
+    Raises:
+        Corrupt: a gap, a broken chain, a short page. Incompatible: a record of a newer release.
+    """
+    state = fold.Thread(claimed.thread)
+    tail = claimed.tail
+    while state.tail < tail.sequence:
+        after = state.tail
+
+        def page(tx: Transaction, after: int = after) -> list[StoredBatch]:
+            return tx.log.read(claimed.number, after, PAGE_BATCHES_MAX)
+
+        stored = host.store.read(page) if tail.sequence <= _INLINE_BATCHES else await host.store.scan(page)
+        if not stored:
+            raise Corrupt(f"Thread {claimed.thread!r} ends at record {state.tail}; {tail.sequence} were promised.")
+        for batch in stored:
+            fold.apply_batch(state, batch.body)
+            if state.tail != batch.last or state.digest != batch.tail:
+                raise Corrupt(
+                    f"Thread {claimed.thread!r}: the stored digest after record {batch.last} is not the content's.",
+                    help="Run `perdure verify` and restore the database from a backup.",
+                )
+            if state.tail >= tail.sequence:
+                break
+    if state.tail != tail.sequence or state.digest != tail.digest:
+        raise Corrupt(f"Thread {claimed.thread!r} does not end at record {tail.sequence} with the claimed digest.")
+    return state
+
+
+async def settle_from_history(attempt: Attempt) -> Settled | None:
+    """Where the log already holds the settlement, make the ledger agree (a split store; the log wins)."""
+    submission = attempt.submission
+    assert submission is not None
+    settled = attempt.state.settlements.get(submission.id)
+    if settled is None:
+        return None
+    number, epoch, token, now = attempt.number, attempt.epoch, attempt.token, attempt.host.clock.now()
+    failure = None if settled.failure is None else _encode(settled.failure)
+
+    def unit(tx: Transaction) -> None:
+        tx.ledger.settle(
+            number, epoch, token, submission.id, settled.outcome, failure, settled.disposition, now, release=True
+        )
+
+    await attempt.host.store.write(Boundary.REPAIR, unit)
+    attempt.host.settled(submission.id)
+    return Settled(settled.outcome)
+
+
+async def release(host: Host, claimed: Claimed, not_before: int = 0) -> None:
+    """Give a claim back that never became an attempt."""
+    number, epoch, token, now = claimed.number, claimed.epoch, claimed.token, host.clock.now()
+    await host.store.write(
+        Boundary.RELEASE, lambda tx: tx.ledger.release(number, epoch, token, now, not_before=not_before)
+    )
+
+
+async def block(host: Host, number: int, thread: str, error: BaseException) -> Fault:
+    """Record why a thread cannot be used; it is not claimed until its own recovery succeeds."""
+    now = host.clock.now()
+    earlier = next((f for f in host.store.read(lambda tx: tx.ledger.faults()) if f.thread == number), None)
+    tries = earlier.tries + 1 if earlier else 1
+    delay = min(FAULT_BACKOFF_SECONDS_MAX, FAULT_BACKOFF_SECONDS_MIN * 2 ** min(tries, 20))
+    message = str(error)[:FAILURE_MESSAGE_CHARS_MAX]
+    fault = Fault(number, thread, type(error).__name__.lower(), message, now, now, tries, now + seconds(delay))
+    await host.store.write(Boundary.FAULT, lambda tx: tx.ledger.put_fault(fault))
+    return fault
+
+
+async def sweep(host: Host, drivers: Mapping[str, Driver], *, bound: float = RECOVERY_SECONDS_MAX) -> Recovered:
+    """Recover what is due for it: blocked threads whose time has come, abandoned threads of foreign programs."""
+    now = host.clock.now()
+    reports: list[Report] = []
+    faults: list[Fault] = []
+    due = [fault.thread for fault in host.store.read(lambda tx: tx.ledger.faults()) if fault.next_at <= now]
+    due += await _abandoned(host, drivers, now)
+    for number in due:
+        done = await recover_thread(host, drivers, number, bound=bound)
+        reports += done.reports
+        faults += done.faults
+    return Recovered(tuple(reports), tuple(faults))
+
+
+async def _abandoned(host: Host, drivers: Mapping[str, Driver], now: int) -> list[int]:
+    """Threads whose lease lapsed and whose program nobody here runs."""
+
+    def find(tx: Transaction) -> list[int]:
+        numbers = []
+        seen: set[int] = set()
+        for item in tx.ledger.open_work(limit=10_000):
+            if item.thread_number in seen:
+                continue
+            seen.add(item.thread_number)
+            row = tx.ledger.thread(item.thread_number)
+            if item.program not in drivers and row and row.owner is not None and (row.lease_until or 0) <= now:
+                numbers.append(item.thread_number)
+        return numbers
+
+    return await host.store.scan(find)
+
+
+async def recover(
+    host: Host, drivers: Mapping[str, Driver], *, thread: str | None = None, bound: float = RECOVERY_SECONDS_MAX
+) -> Recovered:
+    """Recover every thread with open work that no live lease holds, or one thread.
+
+    Raises:
+        Invalid: there is no such thread.
+    """
+    if thread is not None:
+        row = host.store.read(lambda tx: tx.ledger.thread(thread))
+        if row is None:
+            raise Invalid(f"There is no thread {thread!r}.", help="List them: perdure threads")
+        return await recover_thread(host, drivers, row.number, bound=bound)
+    reports: list[Report] = []
+    faults: list[Fault] = []
+    after = 0
+    while True:
+        page = await host.store.scan(lambda tx, after=after: tx.ledger.open_work(after=after, limit=1000))  # type: ignore[misc]
+        if not page:
+            break
+        after = page[-1].thread_number
+        for number in dict.fromkeys(item.thread_number for item in page):
+            done = await recover_thread(host, drivers, number, bound=bound)
+            reports += done.reports
+            faults += done.faults
+    return Recovered(tuple(reports), tuple(faults))
+
+
+async def recover_thread(
+    host: Host, drivers: Mapping[str, Driver], number: int, *, bound: float = RECOVERY_SECONDS_MAX
+) -> Recovered:
+    """Recover one thread inside its own fault boundary and time bound (seconds). A live owner is left alone."""
+    now, until, token = host.clock.now(), host.lease_until(), host.new_token()
+    claimed = await host.store.write(
+        Boundary.CLAIM, lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token, blocked=True)
+    )
+    if claimed is None:
+        return Recovered((), ())
+    try:
+        async with asyncio.timeout(bound):
+            reports = await _recover_claimed(host, drivers, claimed)
+    except (Unavailable, asyncio.CancelledError):
+        await release(host, claimed)
+        raise
+    except Exception as error:
+        log.warning("thread %s cannot be recovered: %s", claimed.thread, error)
+        fault = await block(host, number, claimed.thread, error)
+        await release(host, claimed)
+        return Recovered((), (fault,))
+    return Recovered(tuple(reports), ())
+
+
+async def _recover_claimed(host: Host, drivers: Mapping[str, Driver], claimed: Claimed) -> list[Report]:
+    number = claimed.number
+    state = await read_thread(host, claimed)
+    attempt = Attempt(host, claimed, state)
+    for taken in attempt.take_in(claimed.intents):
+        await taken
+    reports = []
+    for item in host.store.read(lambda tx: tx.ledger.open_work(thread=number)):
+        reports.append(await _recover_submission(attempt, item))
+    now = host.clock.now()
+    if any(fault.thread == number for fault in host.store.read(lambda tx: tx.ledger.faults())):
+        await host.store.write(Boundary.FAULT, lambda tx: tx.ledger.clear_fault(number, now))
+    await attempt.release()
+    return reports
+
+
+async def _recover_submission(attempt: Attempt, item: WorkItem) -> Report:
+    """Classify without a binding, so that nothing is authorized to run; repair what can be repaired from records."""
+    host = attempt.host
+    row = host.store.read(lambda tx: tx.ledger.submission(item.submission))
+    assert row is not None
+    run = attempt.state.runs.get(row.run)
+    deadline = run.started.deadline if run is not None and run.started is not None else None
+    evidence = rules.gather(
+        attempt.state,
+        row.id,
+        row.run,
+        SubmissionState(row.state),
+        input_marker=row.input_sequence,
+        past_deadline=deadline is not None and deadline <= host.clock.now(),
+        attempts=row.attempts,
+    )
+    decision = rules.classify(evidence)
+    match decision:
+        case rules.MarkUnknown(doubts=doubts) if run is not None:
+            await _mark_unknown(attempt, row.id, run, doubts)
+        case rules.RepairInputMarker(sequence=sequence):
+            await _repair(attempt, row.id, decision, (lambda tx: tx.ledger.apply_input(row.id, sequence),))
+        case rules.FinalizeLedgerFromHistory(settlement=settled):
+            await _finalize(attempt, row.id, settled, decision)
+        case _:
+            pass
+    name = type(decision).__name__
+    return Report(row.id, row.thread, name, decision.meaning, decision.disposition)
+
+
+async def _mark_unknown(
+    attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[rules.Doubt, ...]
+) -> None:
+    now = attempt.host.clock.now()
+    records: list[Record] = []
+    ops: list[Op] = []
+    for doubt in doubts:
+        records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
+        effect = doubt.effect
+        ops.append(lambda tx, effect=effect: tx.ledger.end_effect(effect, "unknown", None, now))  # type: ignore[misc]
+        ops.append(lambda tx, effect=effect: tx.ledger.schedule_probe(effect, now))  # type: ignore[misc]
+    records.append(RepairAnnotated(submission, "MarkUnknown", rules.MarkUnknown.meaning))
+    await attempt.append(Boundary.CALL_UNKNOWN, records, ops)
+
+
+async def _repair(attempt: Attempt, submission: str, decision: rules.Decision, ops: tuple[Op, ...]) -> None:
+    record = RepairAnnotated(submission, type(decision).__name__, decision.meaning)
+    await attempt.append(Boundary.REPAIR, [record], ops)
+
+
+async def _finalize(attempt: Attempt, submission: str, settled: SubmissionSettled, decision: rules.Decision) -> None:
+    number, epoch, token, now = attempt.number, attempt.epoch, attempt.token, attempt.host.clock.now()
+    failure = None if settled.failure is None else _encode(settled.failure)
+
+    def settle(tx: Transaction) -> None:
+        tx.ledger.settle(
+            number, epoch, token, submission, settled.outcome, failure, settled.disposition, now, release=False
+        )
+
+    await _repair(attempt, submission, decision, (settle,))
+    attempt.host.settled(submission)

@@ -1,0 +1,249 @@
+"""Workers: claim what is due, recover it, hand it to its driver, and survive whatever a thread brings along.
+
+One bad thread becomes a row of the fault table and is blocked; it never stops the sweep and never settles work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from perdure.clock import seconds
+from perdure.engine import recovery
+from perdure.engine.attempt import Attempt, Ended, Parked, Settled, Suspended, Yielded
+from perdure.engine.driver import Driver
+from perdure.engine.host import Host, log
+from perdure.engine.reconciliation import ask_due
+from perdure.errors import OwnershipLost, Superseded, Unavailable
+from perdure.limits import (
+    ATTEMPT_BACKOFF_SECONDS_MAX,
+    ATTEMPTS_WITHOUT_PROGRESS_MAX,
+    DRAIN_SECONDS_MAX,
+    RECOVERY_PERIOD_SECONDS,
+    RECOVERY_SECONDS_MAX,
+)
+from perdure.ports.failpoints import Boundary
+from perdure.ports.ledger import Claimed, EffectRow
+
+NEVER = 2**62  # a submission that waits for an operator
+
+
+class Worker:
+    """Runs attempts of the registered programs, up to ``slots`` at once.
+
+    Args:
+        drivers: program name to its driver. Only their submissions are claimed; intents of any thread are taken in.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        drivers: Mapping[str, Driver],
+        slots: int,
+        *,
+        recover: bool = True,
+        recovery_seconds: float = RECOVERY_SECONDS_MAX,
+    ) -> None:
+        self.host = host
+        self.drivers = drivers
+        self.slots = slots
+        self.attempts: dict[int, Attempt] = {}
+        self._recover = recover
+        self._recovery_seconds = recovery_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[Any]] = []
+        self._free = asyncio.Event()
+        self._stopping = False
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to claim."""
+        host = self.host
+        host.store.hold(host.owner, host.lease_seconds, host.clock.now)
+        host.foreign.append(self.notice)
+        host.local_intents.append(self.notice)
+        loop = asyncio.get_running_loop()
+        self._loops.append(loop.create_task(self._claiming(), name="perdure-claims"))
+        if self._recover:
+            self._loops.append(loop.create_task(self._recovering(), name="perdure-recovery"))
+
+    async def drain(self, timeout: float = DRAIN_SECONDS_MAX) -> bool:
+        """Stop claiming and let running attempts go on. Whether all ended within ``timeout`` seconds."""
+        self._stopping = True
+        self.host.wake()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=timeout)
+        return not self._tasks
+
+    async def stop(self) -> None:
+        """Stop claiming, cancel calls in flight, give claims back. The work stays owed."""
+        self._stopping = True
+        for loop in self._loops:
+            loop.cancel()
+        for attempt in list(self.attempts.values()):
+            attempt.interrupt("shutdown")
+        waiting = {*self._loops, *self._tasks}
+        if waiting:
+            await asyncio.wait(waiting)
+        for calls in (self.host.foreign, self.host.local_intents):
+            if self.notice in calls:
+                calls.remove(self.notice)
+
+    @property
+    def busy(self) -> int:
+        """Attempts that run now."""
+        return len(self._tasks)
+
+    # -- claiming -----------------------------------------------------------------------------------------------------
+    async def _claiming(self) -> None:
+        host = self.host
+        while not self._stopping:
+            host.due.clear()
+            self._free.clear()
+            free = self.slots - len(self._tasks)
+            try:
+                granted = await self._claim(free) if free > 0 else []
+            except Unavailable as error:
+                log.warning("claiming failed, trying again: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            for claimed in granted:
+                self._begin(claimed)
+            if free > 0 and len(granted) < free:
+                await self._until_due()
+            elif len(self._tasks) >= self.slots:
+                await self._free.wait()
+
+    async def _claim(self, limit: int) -> list[Claimed]:
+        host, programs = self.host, list(self.drivers)
+        now, until = host.clock.now(), host.lease_until()
+        tokens = [host.new_token() for _ in range(limit)]
+        if host.store.read(lambda tx: tx.ledger.next_due(programs, now)) is None:
+            return []
+        return await host.store.write(
+            Boundary.CLAIM, lambda tx: tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
+        )
+
+    async def _until_due(self) -> None:
+        """Wait for a wake, or for the next instant at which something becomes due by itself."""
+        host, programs = self.host, list(self.drivers)
+        now = host.clock.now()
+        due = host.store.read(lambda tx: tx.ledger.next_due(programs, now))
+        delay = RECOVERY_PERIOD_SECONDS
+        if due is not None:
+            delay = min(delay, max(0.005, (due - now) / 1_000_000))
+        try:
+            async with asyncio.timeout(delay):
+                await host.due.wait()
+        except TimeoutError:
+            pass
+
+    def _begin(self, claimed: Claimed) -> None:
+        task = asyncio.get_running_loop().create_task(self._attempt(claimed))
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._free.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an attempt failed unexpectedly; its work stays owed", exc_info=task.exception())
+
+    # -- one attempt ----------------------------------------------------------------------------------------------------
+    async def _attempt(self, claimed: Claimed) -> None:
+        attempt: Attempt | None = None
+        try:
+            state = await recovery.read_thread(self.host, claimed)
+            attempt = Attempt(self.host, claimed, state)
+            attempt.task = asyncio.current_task()
+            self.attempts[claimed.number] = attempt
+            ended = await self._advance(attempt, claimed)
+            if isinstance(ended, Yielded):
+                await attempt.release(ended.not_before)
+            elif isinstance(ended, (Settled, Suspended, Parked)):
+                self.host.wake()
+        except (OwnershipLost, Superseded) as error:
+            self._lost(attempt, error)
+        except asyncio.CancelledError:
+            if attempt is not None and attempt.broken is not None:
+                self._lost(attempt, attempt.broken)
+                return
+            await self._give_back(attempt, claimed, 0)
+            if attempt is None or attempt.interrupted is None:
+                raise
+        except Exception as error:
+            await self._failed(attempt, claimed, error)
+        finally:
+            if self.attempts.get(claimed.number) is attempt:
+                self.attempts.pop(claimed.number, None)
+
+    async def _advance(self, attempt: Attempt, claimed: Claimed) -> Ended:
+        for taken in attempt.take_in(claimed.intents):
+            await taken
+        submission = claimed.submission
+        if submission is None:
+            return Yielded()
+        if submission.attempts > ATTEMPTS_WITHOUT_PROGRESS_MAX:
+            log.error("submission %s made no progress in %d attempts", submission.id, submission.attempts - 1)
+            return Yielded(NEVER)
+        settled = await recovery.settle_from_history(attempt)
+        if settled is not None:
+            return settled
+        return await self.drivers[submission.program].advance(attempt)
+
+    def _lost(self, attempt: Attempt | None, error: BaseException) -> None:
+        if attempt is not None:
+            attempt.abandon()
+        if not isinstance(error, (OwnershipLost, Superseded)):
+            log.warning("an attempt on %s ended: %s", attempt.thread if attempt else "a thread", error)
+        self.host.wake()
+
+    async def _failed(self, attempt: Attempt | None, claimed: Claimed, error: Exception) -> None:
+        """Our own failure, or the store's. Never a failed run: the work stays owed."""
+        if recovery.is_fault(error) or attempt is None:
+            log.error("thread %s is blocked: %s", claimed.thread, error)
+            await recovery.block(self.host, claimed.number, claimed.thread, error)
+        else:
+            log.error("an attempt on %s failed; its work stays owed", claimed.thread, exc_info=error)
+        tries = claimed.submission.attempts if claimed.submission is not None else 1
+        await self._give_back(attempt, claimed, min(ATTEMPT_BACKOFF_SECONDS_MAX, 0.1 * 2**tries))
+
+    async def _give_back(self, attempt: Attempt | None, claimed: Claimed, delay: float) -> None:
+        not_before = self.host.clock.now() + seconds(delay) if delay else 0
+        try:
+            if attempt is not None:
+                await attempt.release(not_before)
+            else:
+                await recovery.release(self.host, claimed, not_before)
+        except Unavailable as error:
+            log.warning("the claim on %s lapses by itself: %s", claimed.thread, error)
+
+    # -- watching -------------------------------------------------------------------------------------------------------
+    def notice(self) -> None:
+        """Take pending intents of threads that are being worked on here into their logs."""
+        if not self.attempts:
+            return
+        for intent in self.host.store.read(lambda tx: tx.ledger.pending_intents()):
+            attempt = self.attempts.get(intent.thread)
+            if attempt is not None:
+                attempt.take_in([intent])
+
+    async def _recovering(self) -> None:
+        """Recover blocked threads with backoff and ask due probes, for ever; never in the way of fresh work."""
+        while not self._stopping:
+            try:
+                await recovery.sweep(self.host, self.drivers, bound=self._recovery_seconds)
+                await ask_due(self.host, self._probe_of)
+            except Unavailable as error:
+                log.warning("recovery cannot read the store now: %s", error)
+            except Exception:
+                log.exception("a recovery sweep failed")
+            await asyncio.sleep(min(RECOVERY_PERIOD_SECONDS, self.host.lease_seconds / 2))
+
+    def _probe_of(self, row: EffectRow) -> Any:
+        for driver in self.drivers.values():
+            found = driver.probe(row.operation)
+            if found is not None:
+                return found
+        return None
