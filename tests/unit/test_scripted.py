@@ -59,7 +59,8 @@ def test_running_out_names_turn_and_length_and_is_not_retried(turn: int) -> None
     with pytest.raises(ModelError) as caught:
         ask(Scripted([say("a"), say("b")]), turn)
     assert (caught.value.dispatched, caught.value.retryable) == ("no", False)
-    assert f"turn {turn}" in str(caught.value) and "2 items" in str(caught.value)
+    assert f"turn {turn}" in str(caught.value)
+    assert "2 items" in str(caught.value)
 
 
 def test_text_stays_text_and_values_become_json() -> None:
@@ -125,7 +126,7 @@ def test_calls_takes_calls_and_text_only() -> None:
 
 
 def test_a_foreign_item_is_invalid_at_construction() -> None:
-    with pytest.raises(Invalid, match="Item 1 .* str"):
+    with pytest.raises(Invalid, match=r"Item 1 .* str"):
         Scripted([say("a"), "b"])  # type: ignore[list-item]
 
 
@@ -190,8 +191,8 @@ def test_a_function_may_return_fail_and_raise_a_model_error() -> None:
 
     with pytest.raises(ModelError, match="busy"):
         ask(Scripted(raises))
-    with pytest.raises(OSError):
-        ask(Scripted(lambda request: fail(OSError())))
+    with pytest.raises(PermissionError):
+        ask(Scripted(lambda request: fail(PermissionError())))
 
 
 def test_a_faulty_function_is_loud_and_not_retried() -> None:
