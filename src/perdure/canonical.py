@@ -8,6 +8,7 @@ the value that begin with ``$`` get a second one, so nothing a user writes can c
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from typing import Any
 
@@ -40,9 +41,17 @@ def encode(value: object, what: str = "value", *, limit: int = INLINE_BYTES_MAX)
             f"{what} is {len(raw):,} bytes of JSON; the limit is {limit:,} bytes (INLINE_BYTES_MAX).",
             help="Store the content elsewhere and pass a reference to it.",
         )
-    if _decoder_differs(value, raw) or raw.count(b"[") + raw.count(b"{") > JSON_DEPTH_MAX or _LONG_NUMBER.search(raw):
+    if _decoder_differs(value, raw) or _near_a_limit(raw):
         check(value, what)
     return raw
+
+
+def _near_a_limit(body: bytes) -> bool:
+    """Whether depth, nodes or an integer could be over a limit; cheap, and never no when one is."""
+    containers = body.count(b"[") + body.count(b"{")
+    if containers > JSON_DEPTH_MAX or 2 * (body.count(b",") + containers + 1) > JSON_NODES_MAX:
+        return True
+    return _LONG_NUMBER.search(body) is not None
 
 
 def _decoder_differs(value: object, raw: bytes) -> bool:
@@ -62,8 +71,7 @@ def decode(raw: bytes | memoryview | msgspec.Raw, what: str = "value") -> Any:
         value = _decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Invalid(f"{what} is not JSON: {error}.") from error
-    body = bytes(raw)
-    if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX or _LONG_NUMBER.search(body):
+    if _near_a_limit(bytes(raw)):
         check(value, what)
     return value
 
@@ -91,7 +99,7 @@ def check(value: object, what: str) -> None:
                 if not INTEGER_MIN <= node <= INTEGER_MAX:
                     raise Invalid(f"{where} is an integer beyond 64 bits.", help="Send it as a string.")
             case float():
-                if node != node or node in (float("inf"), float("-inf")):
+                if not math.isfinite(node):
                     raise Invalid(f"{where} is {node}, which JSON cannot hold.", help="Send null or a string.")
             case str():
                 try:
@@ -154,11 +162,13 @@ def canonical(value: object) -> bytes:
     Raises:
         Invalid: the value is no storable JSON value.
     """
-    if _plainly_sortable(value):
-        try:
-            return _sorted.encode(value)
-        except (UnicodeEncodeError, RecursionError):
-            pass
+    try:
+        if _plainly_sortable(value):
+            raw = _sorted.encode(value)
+            if not _near_a_limit(raw):
+                return raw
+    except (UnicodeEncodeError, RecursionError):
+        pass  # the walk below says what is wrong
     check(value, "value")
     return rfc8785.dumps(_tagged(value))
 
@@ -174,5 +184,9 @@ def digest(value: object) -> str:
 
 
 def digest_raw(raw: bytes | msgspec.Raw) -> str:
-    """Digest of the value that plain JSON bytes hold: independent of spacing and key order."""
-    return digest(_decoder.decode(raw))
+    """Digest of the value that plain JSON bytes hold: independent of spacing and key order.
+
+    Raises:
+        Invalid: not JSON, or over a limit.
+    """
+    return digest(decode(raw))

@@ -1,7 +1,7 @@
 """Identity is derived, never drawn: the same logical thing gets the same id, so a repeat is a read. Pure.
 
 Every derived id is the SHA-256 of a versioned JSON tuple (never of joined strings, so no separator can merge two
-identities), cut to 120 bits and written in base 32 behind the kind it names. What is truly new is drawn by ``clock.Ids``.
+identities), cut to 120 bits and written in base 32 behind the kind it names. ``clock.Ids`` draws what is truly new.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def effect_id(run: str, task: str, attempt: int, ordinal: int, operation: str, i
 
 
 def idempotency_key(lineage: str, task: str, ordinal: int, input_digest: str, generation: int) -> str:
-    """The key a remote may de-duplicate on. It survives crashes, retries and verdicts; only ``generation`` changes it."""
+    """The key a remote may de-duplicate on. It survives crashes, retries and verdicts; ``generation`` changes it."""
     return derive("key", lineage, task, ordinal, input_digest, generation)
 
 
@@ -87,14 +87,9 @@ def check_id(value: object, what: str) -> str:
     if len(value) > ID_CHARS_MAX:
         raise Invalid(f"{what} {shown} has {len(value):,} characters.", help=help)
     if not value.isprintable():
-        raise Invalid(f"{what} {shown} holds a control or unprintable character.", help=help)
+        raise Invalid(f"{what} {shown} holds a control character, a lone surrogate or another unprintable.", help=help)
     if value.isspace():
         raise Invalid(f"{what} {shown} is blank.", help=help)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise Invalid(f"{what} {shown} holds a lone surrogate.", help=help) from None
-        if not unicodedata.is_normalized("NFC", value):
-            raise Invalid(f"{what} {shown} is not in Unicode normal form C.", help=help)
+    if not value.isascii() and not unicodedata.is_normalized("NFC", value):
+        raise Invalid(f"{what} {shown} is not in Unicode normal form C.", help=help)
     return value

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure import ids
 from perdure.canonical import digest_raw
-from perdure.errors import Corrupt, Error
+from perdure.errors import Corrupt, Error, Invalid
 from perdure.records import codec, effect, run, thread
 from perdure.records.parts import Failure
 from perdure.rules import fold
@@ -402,7 +402,11 @@ class _Trace:
         owner = self._run(r)
         if owner is None:
             return
-        if r.result_digest != result_digest(r.output, r.disposition):
+        try:
+            covered = result_digest(r.output, r.disposition)
+        except Invalid as error:
+            covered = f"none ({error.message})"
+        if r.result_digest != covered:
             self.fail("output-agrees", f"the result digest of run {r.run!r} is not that of its output")
         owner.completed = r
 
@@ -605,6 +609,13 @@ def _compare_submissions(trace: _Trace, rows: list[SubmissionRow], fail: Callabl
             fail("ledger-settlement", f"{row.id!r} is not settled and has the outcome {row.outcome}")
 
 
+def _digest(raw: msgspec.Raw) -> str:
+    try:
+        return digest_raw(raw)
+    except Invalid as error:
+        return f"none ({error.message})"
+
+
 def _compare_input(trace: _Trace, row: SubmissionRow, fail: Callable[[str, str], None]) -> None:
     owner = trace.runs.get(row.run)
     if row.run != ids.run_id(row.id):
@@ -612,7 +623,7 @@ def _compare_input(trace: _Trace, row: SubmissionRow, fail: Callable[[str, str],
     if row.input_sequence != (None if owner is None else owner.sequence):
         at = "nowhere" if owner is None else f"at {owner.sequence}"
         fail("ledger-input", f"the ledger marks the input of {row.id!r} at {row.input_sequence}; the log holds it {at}")
-    elif owner is not None and (owner.submission != row.id or digest_raw(owner.input) != row.input_digest):
+    elif owner is not None and (owner.submission != row.id or _digest(owner.input) != row.input_digest):
         fail("ledger-input", f"the input of {row.id!r} in the log is not the admitted one")
 
 

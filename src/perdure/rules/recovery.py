@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from perdure.canonical import digest
+from perdure.canonical import decode, digest
+from perdure.errors import Invalid
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX
 from perdure.records.effect import ToolCallPrepared, ToolCallResolved
 from perdure.records.parts import Failure
@@ -297,7 +298,7 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
 
 def result_digest(output: msgspec.Raw | bytes, disposition: str | None) -> str:
     """Digest over output and disposition: ``RunCompleted.result_digest``, which the settlement repeats."""
-    return digest(["result", 1, msgspec.json.decode(output), disposition])
+    return digest(["result", 1, decode(output, "output"), disposition])
 
 
 # -- one submission ---------------------------------------------------------------------------------------------------
@@ -641,7 +642,11 @@ def _completed(e: Evidence) -> Decision | None:
     if e.run is None or e.run.completed is None:
         return None
     completed = e.run.completed
-    if completed.result_digest != result_digest(completed.output, completed.disposition):
+    try:
+        covered = result_digest(completed.output, completed.disposition)
+    except Invalid as error:
+        return Blocked(f"The recorded output cannot be read: {error.message}")
+    if completed.result_digest != covered:
         return Blocked("The recorded output and disposition are not those that their digest covers.")
     return CompleteFromHistory(e.run.id)
 
