@@ -170,13 +170,21 @@ def _identity(fn: Any) -> dict[str, Any] | None:
     if fn is None:
         return None
     if isinstance(fn, functools.partial):
-        return {"partial": _identity(fn.func), "arguments": repr((fn.args, sorted(fn.keywords)))[:1000]}
+        return {"partial": _identity(fn.func), "arguments": _told([*fn.args, fn.keywords])}
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     try:
         source = hashlib.sha256(inspect.getsource(named).encode()).hexdigest()
     except (OSError, TypeError, IndexError, SyntaxError):
         source = None
-    return {"module": named.__module__, "name": named.__qualname__, "source": source}
+    return {"module": getattr(named, "__module__", None), "name": named.__qualname__, "source": source}
+
+
+def _told(value: Any) -> Any:
+    """A JSON value as it is, of anything else only the type."""
+    try:
+        return msgspec.json.decode(canonical.encode(value))
+    except Invalid:
+        return [type(item).__qualname__ for item in value]
 
 
 def _checked_text(what: str, field: str, value: object) -> str:

@@ -63,10 +63,7 @@ class Policy:
         if self.model_calls not in MODEL_CALLS:
             raise Invalid(f"Policy.model_calls is {self.model_calls!r}.", help="Use 'repeat' or 'once'.")
         if self.max_duration is not None:
-            seconds = parse_duration(self.max_duration, "Policy.max_duration")
-            if seconds == 0:
-                raise Invalid("Policy.max_duration is zero.", help="Use a time above zero, or None for the default.")
-            object.__setattr__(self, "max_duration", seconds)
+            object.__setattr__(self, "max_duration", positive_seconds(self.max_duration, "Policy.max_duration"))
 
     def duration_seconds(self, *, waiting: bool) -> float:
         """Seconds a run may take.
@@ -84,6 +81,18 @@ class Policy:
     def values(self) -> dict[str, Any]:
         """Field name to JSON value: what a definition's digest covers."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def positive_seconds(value: str | float | dt.timedelta, what: str) -> float:
+    """Seconds of a duration that is longer than nothing.
+
+    Raises:
+        Invalid: not a duration, or zero.
+    """
+    seconds = parse_duration(value, what)
+    if seconds == 0:
+        raise Invalid(f"{what} is zero.", help="Use a time above zero, or None for the default.")
+    return seconds
 
 
 def _check_count(name: str, value: object, least: int, most: int, optional: bool) -> None:

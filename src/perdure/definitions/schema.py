@@ -49,14 +49,14 @@ class Codec:
         is_native: whether msgspec (with :func:`dec_hook`) reads the type, so that it may be a field of a struct.
     """
 
-    __slots__ = ("_describe", "_read", "_schema", "_write", "is_native", "is_text", "type")
+    __slots__ = ("_read", "_schema", "_write", "is_native", "is_text", "type")
 
     def __init__(
         self,
         type_: Any,
         write: Callable[[Any], bytes],
         read: Callable[[bytes], Any],
-        describe: Callable[[], jsonschema.Schema],
+        schema: jsonschema.Schema,
         *,
         is_native: bool,
     ) -> None:
@@ -65,8 +65,7 @@ class Codec:
         self.is_text = type_ is str
         self._write = write
         self._read = read
-        self._describe = describe
-        self._schema: jsonschema.Schema | None = None
+        self._schema = jsonschema.tidy(schema)
 
     def __repr__(self) -> str:
         return f"codec_of({name_of(self.type)})"
@@ -76,8 +75,6 @@ class Codec:
 
         Whether plain text stands for a ``str`` is the agent's decision; see ``is_text``.
         """
-        if self._schema is None:
-            self._schema = jsonschema.tidy(self._describe())
         return self._schema
 
     def encode(self, value: Any, what: str = "value") -> bytes:
@@ -257,20 +254,34 @@ def is_model(type_: Any) -> bool:
 
 def _through_msgspec(type_: Any, what: str) -> Codec:
     order: Any = None
+    fill = False
     for node in _info_nodes(msgspec.inspect.type_info(type_)):
         if isinstance(node, msgspec.inspect.CustomType) and node.cls is not object and not is_model(node.cls):
             raise _unsupported(type_, what, f"`{name_of(node.cls)}` is an arbitrary class")
         if isinstance(node, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
             order = "deterministic"  # a set has no order of its own; two processes must write the same bytes
+        if isinstance(node, msgspec.inspect.DataclassType):
+            fill |= any(field.default is not msgspec.NODEFAULT for field in node.fields)
 
-    def describe() -> jsonschema.Schema:
-        (schema,), defs = msgspec.json.schema_components(
-            [type_], schema_hook=_schema_hook, ref_template="#/$defs/{name}"
-        )
-        return {**schema, "$defs": defs} if defs else dict(schema)
-
+    (schema,), defs = msgspec.json.schema_components([type_], schema_hook=_schema_hook, ref_template="#/$defs/{name}")
     write = msgspec.json.Encoder(enc_hook=_enc_hook, order=order).encode
-    return Codec(type_, write, msgspec.json.Decoder(type_, dec_hook=dec_hook).decode, describe, is_native=True)
+    read = msgspec.json.Decoder(type_, dec_hook=dec_hook).decode
+    if fill:
+        return Codec(type_, write, lambda raw: _filled(read(raw)), {**schema, "$defs": defs}, is_native=False)
+    return Codec(type_, write, read, {**schema, "$defs": defs}, is_native=True)
+
+
+def _filled(value: Any) -> Any:
+    """Give decoded dataclasses the defaults msgspec left to the class, so that equal values are written equally."""
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if dataclasses.is_dataclass(node) and hasattr(node, "__dict__"):
+            for name in _fields(node):
+                if name not in node.__dict__:
+                    object.__setattr__(node, name, getattr(node, name))  # frozen ones too
+        stack.extend(item for _, item in _children(node))
+    return value
 
 
 def _info_nodes(root: msgspec.inspect.Type) -> Iterator[msgspec.inspect.Type]:
@@ -308,7 +319,7 @@ def _schema_hook(type_: type) -> jsonschema.Schema:
     if is_model(type_):
         schema: jsonschema.Schema = type_.model_json_schema()  # type: ignore[attr-defined]
         return schema
-    return {}
+    return {"title": "Any"}  # `object`; an empty one would be taken for none, and titles are dropped
 
 
 def _through_pydantic(type_: Any, traits: _Traits, what: str) -> Codec:
@@ -319,13 +330,12 @@ def _through_pydantic(type_: Any, traits: _Traits, what: str) -> Codec:
         raise _unsupported(type_, what, "it mixes msgspec with what only Pydantic checks; use one of the two")
     adapter = pydantic.TypeAdapter(type_)
     adapter.rebuild(raise_errors=True)
-    schema = adapter.json_schema()
 
     def write(value: Any) -> bytes:
         raw: bytes = adapter.dump_json(value, by_alias=True, warnings=False)
         return raw
 
-    return Codec(type_, write, adapter.validate_json, lambda: schema, is_native=False)
+    return Codec(type_, write, adapter.validate_json, adapter.json_schema(), is_native=False)
 
 
 class _Traits(NamedTuple):
@@ -437,7 +447,9 @@ def _unencodable(value: Any, what: str, error: BaseException) -> Invalid:
     if isinstance(value, dict):
         key = next((key for key in value if not isinstance(key, str)), None)
         return Invalid(f"{where} has the key {key!r:.64}; keys must be text.", help=_PLAIN_HELP)
-    return Invalid(f"{where} is a {type(value).__name__}, which does not round-trip through JSON.", help=_PLAIN_HELP)
+    return Invalid(
+        f"{where} is of type {type(value).__name__}, which does not round-trip through JSON.", help=_PLAIN_HELP
+    )
 
 
 def _refuse_nonfinite(value: Any, what: str) -> None:
@@ -464,16 +476,19 @@ def _difference(value: Any, decoded: Any, path: str) -> tuple[str, str] | None:
     if isinstance(value, dict) and isinstance(decoded, dict):
         odd = next((key for key in value if key not in decoded), None)
         if odd is not None:
-            return path, f"has the key {odd!r:.64}, which is no text"
+            return (
+                path,
+                f"has the key {odd!r:.64}, which {'its type does not have' if isinstance(odd, str) else 'is no text'}",
+            )
         pairs = [(f".{str(key)[:64]}", value[key], decoded[key]) for key in value]
     elif type(value) is not type(decoded):
-        return path, f"is a {type(value).__name__} and would come back as a {type(decoded).__name__}"
+        return path, f"is of type {type(value).__name__} and would come back as {type(decoded).__name__}"
     else:
         ours, theirs = list(_children(value)), list(_children(decoded))
         if isinstance(value, set | frozenset) or len(ours) != len(theirs):
             return path, "would come back with other items"
         if not ours and not _fields(value) and not _compares_by_identity(type(value)):
-            return path, f"is a {type(value).__name__} that would come back as another one"
+            return path, f"is of type {type(value).__name__} and would come back unequal"
         pairs = [(step, a, b) for (step, a), (_, b) in zip(ours, theirs, strict=True)]
     for step, a, b in pairs:
         found = _difference(a, b, path + step)

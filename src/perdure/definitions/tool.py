@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, overload
+from datetime import timedelta
+from typing import Any, TypeVar, overload
 
 import msgspec
 
 from perdure import canonical
-from perdure.clock import parse_duration
 from perdure.definitions import docstring, jsonschema
-from perdure.definitions.schema import DECODE_ERRORS, Codec, check_limits, codec_of, dec_hook, fault_of
+from perdure.definitions.context import Secret, ToolContext
+from perdure.definitions.policy import positive_seconds
+from perdure.definitions.schema import DECODE_ERRORS, Codec, check_limits, fault_of
+from perdure.definitions.signature import Parameter, arguments_decoder, read_signature
 from perdure.errors import Invalid
 from perdure.ids import check_id
+
+__all__ = ["EFFECTS", "KINDS", "RISKS", "Secret", "Tool", "ToolContext", "tool"]
 
 EFFECTS = ("pure", "observe", "idempotent", "keyed", "once")
 KINDS = (
@@ -34,166 +37,10 @@ RISKS = ("low", "medium", "high", "critical")
 ON_EXCEPTION = ("refused", "unknown")
 ON_FAILURE = ("return", "fail")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _encode = msgspec.json.Encoder().encode
 
 Arguments = dict[str, Any]
 _Probe = TypeVar("_Probe", bound=Callable[..., Any])
-
-
-class Secret:
-    """A secret a tool or a model needs: where it is, not what it is. Only the name is ever stored, shown or sent.
-
-    A tool's parameter of this type is not shown to the model; its default, a ``Secret``, supplies it::
-
-        @tool
-        async def charge(cents: int, token: Secret = Secret.env("BANK_TOKEN")) -> str: ...
-    """
-
-    __slots__ = ("_name",)
-
-    def __init__(self, name: Any) -> None:
-        if not isinstance(name, str) or not _ENVIRONMENT.fullmatch(name):
-            # what was given may be the secret itself: it is not repeated
-            raise Invalid(
-                "A Secret names no environment variable.",
-                help='Use Secret.env("NAME"): letters, digits and `_`, not beginning with a digit.',
-            )
-        self._name = name
-
-    @classmethod
-    def env(cls, name: str) -> Secret:
-        """The secret in environment variable ``name``, read at each :meth:`reveal`.
-
-        Raises:
-            Invalid: ``name`` is no name of an environment variable.
-        """
-        return cls(name)
-
-    def reveal(self) -> str:
-        """The secret itself, as it is now. Do not store or print it.
-
-        Raises:
-            Invalid: the environment variable is not set or empty.
-        """
-        value = os.environ.get(self._name)
-        if not value:
-            raise Invalid(
-                f"The environment variable {self._name} is not set.", help="Set it where this process is started."
-            )
-        return value
-
-    def __repr__(self) -> str:
-        return f"Secret(env:{self._name})"
-
-    def __format__(self, spec: str) -> str:
-        return format(repr(self), spec)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._name == self._name
-
-    def __hash__(self) -> int:
-        return hash((Secret, self._name))
-
-
-class ToolContext:
-    """What a running tool knows about its call. A tool gets it by annotating a parameter with this type.
-
-    Make one with keywords to call a tool in a test.
-
-    Attributes:
-        key: the stable idempotency key of this call: the same after a crash, a retry or a verdict. Give it to the
-            outside.
-        thread: id of the thread.
-        run: id of the run.
-        call: the call's place within the run, ``"turn.position"``.
-        services: what the registration's services made for this attempt, or None.
-    """
-
-    key: str
-    thread: str
-    run: str
-    call: str
-    services: Any
-    _until: datetime | None = None
-
-    def __init__(
-        self,
-        *,
-        key: str = "",
-        thread: str = "",
-        run: str = "",
-        call: str = "",
-        deadline: datetime | None = None,
-        services: Any = None,
-    ) -> None:
-        self.key = key
-        self.thread = thread
-        self.run = run
-        self.call = call
-        self.services = services
-        self._until = deadline
-
-    @property
-    def deadline(self) -> datetime | None:
-        """When the run ends at the latest, as an aware UTC datetime; None where there is no bound."""
-        return self._until
-
-    def progress(self, message: str) -> None:
-        """Tell whoever watches the run how far the call is. Recorded nowhere; nobody may watch."""
-
-    async def step(self, name: str, fn: Callable[..., Any], *args: Any, effect: str | None = None) -> Any:
-        """Run ``fn(*args)`` as a named durable step and return its recorded value.
-
-        A step that is recorded returns its value without running. One that is not may execute again after a crash;
-        ``effect="once"`` makes it unknown instead.
-
-        Args:
-            name: unique within the call.
-            fn: function, sync or async.
-            effect: None or ``"once"``.
-
-        Raises:
-            Invalid: not in a ``steps=True`` tool, a repeated name, a result that does not round-trip.
-        """
-        _no_steps("step")
-
-    def step_key(self, name: str) -> str:
-        """The idempotency key of the step ``name`` of this call: stable, to be given to the outside.
-
-        Raises:
-            Invalid: not in a ``steps=True`` tool.
-        """
-        _no_steps("step_key")
-
-
-def _no_steps(what: str) -> NoReturn:
-    raise Invalid(
-        f"ctx.{what} exists only in a `steps=True` tool.",
-        help="Declare it with @tool(steps=True); its body is then entered again after a crash.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """One parameter the model sees."""
-
-    name: str
-    codec: Codec
-    required: bool
-    default: Any
-    default_json: bytes | None  # None: required, or a default that does not fit the type and so is not shown
-    note: str  # description found in the annotation
-
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """What the parameters and annotations of a function say."""
-
-    parameters: tuple[_Parameter, ...]
-    result: Codec
-    context_parameter: str | None
-    secrets: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -240,7 +87,7 @@ class Tool:
     context_parameter: str | None
     secrets: frozenset[str]
     result_codec: Codec
-    _parameters: tuple[_Parameter, ...]
+    _parameters: tuple[Parameter, ...]
     _decoder: msgspec.json.Decoder[Any]
     _description: str | None
     _kept: dict[str, Any] = field(default_factory=dict)  # what is made at first use, and the probe
@@ -480,14 +327,14 @@ def _make(  # noqa: PLR0913
         )
     effect = _choice(what, "effect", "once" if effect is None else effect, EFFECTS)
     default_kind = effect if effect in ("pure", "observe") else "external_mutate"
-    signature = _read_signature(fn, what)
+    signature = read_signature(fn, what)
     return Tool(
         fn=fn,
         name=name,
         effect=effect,
         kind=_choice(what, "kind", default_kind if kind is None else kind, KINDS),
         risk=_choice(what, "risk", risk, RISKS),
-        timeout=_checked_timeout(what, timeout),
+        timeout=None if timeout is None else positive_seconds(timeout, f"The timeout of {what}"),
         steps=_checked_bool(what, "steps", steps),
         approval=approval if isinstance(approval, bool) else _checked_function(what, "approval", approval),
         version=check_id(version, f"The version of {what}") if version != "" else "",
@@ -500,7 +347,7 @@ def _make(  # noqa: PLR0913
         secrets=signature.secrets,
         result_codec=signature.result,
         _parameters=signature.parameters,
-        _decoder=_arguments_decoder(signature.parameters),
+        _decoder=arguments_decoder(signature.parameters),
         _description=_checked_description(what, description),
     )
 
@@ -537,15 +384,6 @@ def _checked_bool(what: str, option: str, value: object) -> bool:
     return value
 
 
-def _checked_timeout(what: str, value: str | float | timedelta | None) -> float | None:
-    if value is None:
-        return None
-    seconds = parse_duration(value, f"The timeout of {what}")
-    if seconds == 0:
-        raise Invalid(f"The timeout of {what} is zero.", help="Use a time above zero, or None for no bound.")
-    return seconds
-
-
 def _checked_function(what: str, option: str, value: Any) -> Callable[[Arguments], Any]:
     if not callable(value) or isinstance(value, type) or inspect.iscoroutinefunction(value):
         raise Invalid(
@@ -568,12 +406,13 @@ def check_takes_one(fn: object, what: str) -> None:
 
 
 def _checked_refusals(what: str, value: object) -> tuple[type[Exception], ...]:
-    types = tuple(value) if isinstance(value, Iterable) else (value,)
+    help = "List exception types, for example (CardDeclined,)."
+    if not isinstance(value, Iterable):
+        raise Invalid(f"{what} has refusals={value!r:.64}.", help=help)
+    types = tuple(value)
     for one in types:
         if not isinstance(one, type) or not issubclass(one, Exception):
-            raise Invalid(
-                f"{what} has {one!r:.64} in refusals=.", help="List exception types, for example (CardDeclined,)."
-            )
+            raise Invalid(f"{what} has {one!r:.64} in refusals=.", help=help)
     return types
 
 
@@ -581,91 +420,3 @@ def _checked_description(what: str, value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise Invalid(f"The description of {what} is a {type(value).__name__}, not text.")
     return value
-
-
-# ---------------------------------------------------------------------------------------------- signature
-
-
-def _read_signature(fn: Callable[..., Any], what: str) -> _Signature:
-    hints = _hints(fn, what)
-    parameters: list[_Parameter] = []
-    contexts: list[str] = []
-    secrets: set[str] = set()
-    for one in inspect.signature(fn).parameters.values():
-        _check_parameter(one, what)
-        hint = hints.get(one.name, Any)
-        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if isinstance(bare, type) and issubclass(bare, ToolContext):
-            contexts.append(one.name)
-        elif bare is Secret:
-            secrets.add(_checked_secret(one, what))
-        else:
-            parameters.append(_read_parameter(one, hint, what))
-    if len(contexts) > 1:
-        raise Invalid(f"{what} has two context parameters: `{'`, `'.join(contexts)}`.", help="Keep one.")
-    result = codec_of(hints.get("return", Any), f"The result of {what}")
-    return _Signature(tuple(parameters), result, contexts[0] if contexts else None, frozenset(secrets))
-
-
-def _hints(fn: Callable[..., Any], what: str) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(fn, include_extras=True)
-    except (NameError, TypeError, SyntaxError, AttributeError, ValueError) as error:
-        missing = getattr(error, "name", None)
-        noted = getattr(fn, "__annotations__", {}).items()
-        where = [name for name, text in noted if isinstance(text, str) and missing and missing in text]
-        whose = f" of `{where[0]}`" if where else ""
-        raise Invalid(
-            f"An annotation{whose} of {what} cannot be resolved: {error}.",
-            help="Import or define the type at module level, not under `if TYPE_CHECKING:` or inside a function.",
-        ) from error
-
-
-def _check_parameter(one: inspect.Parameter, what: str) -> None:
-    if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-        stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
-        shown = stars + one.name
-        raise Invalid(
-            f"Parameter `{shown}` of {what} cannot be named by a model.",
-            help="Give each argument a parameter of its own that takes a keyword.",
-        )
-    if one.name.startswith("__") or one.name == "self":
-        raise Invalid(f"Parameter `{one.name}` of {what} cannot be.", help="Decorate a plain function, not a method.")
-    if type(one.default).__name__ == "FieldInfo":
-        raise Invalid(
-            f"Parameter `{one.name}` of {what} has a Field as its default.",
-            help="Write `Annotated[type, Field(...)]`, and the default itself behind `=`.",
-        )
-
-
-def _checked_secret(one: inspect.Parameter, what: str) -> str:
-    if not isinstance(one.default, Secret):
-        raise Invalid(
-            f"Parameter `{one.name}` of {what} is a Secret without a default.",
-            help=f'Say where it is: `{one.name}: Secret = Secret.env("NAME")`.',
-        )
-    return one.name
-
-
-def _read_parameter(one: inspect.Parameter, hint: Any, what: str) -> _Parameter:
-    codec = codec_of(hint, f"Parameter `{one.name}` of {what}")
-    note = ""
-    if get_origin(hint) is Annotated:
-        note = next((item for item in hint.__metadata__ if isinstance(item, str)), "")
-    if one.default is one.empty:
-        return _Parameter(one.name, codec, True, None, None, note)
-    try:
-        default_json = codec.encode(one.default)
-    except Invalid:
-        default_json = None
-    return _Parameter(one.name, codec, False, one.default, default_json, note)
-
-
-def _arguments_decoder(parameters: tuple[_Parameter, ...]) -> msgspec.json.Decoder[Any]:
-    fields: list[Any] = []
-    for one in parameters:
-        kind = one.codec.type if one.codec.is_native else msgspec.Raw
-        fields.append((one.name, kind) if one.required else (one.name, kind, msgspec.UNSET))
-    # named parts, never positions: a missing one must be told from a wrong one
-    struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-    return msgspec.json.Decoder(struct, dec_hook=dec_hook)
