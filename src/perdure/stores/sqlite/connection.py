@@ -133,6 +133,8 @@ def connect(path: str, busy: BusyPolicy | None = None, *, read_only: bool = Fals
         raise translate(error, path) from error
     try:
         connection.set_busy_handler(busy or BusyPolicy())
+        # One plan a statement: without this, every change of a bound value compiles a join again.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if not read_only and connection.readonly("main"):
             raise apsw.ReadOnlyError("the file or its folder is read-only")
         _settings(connection, path, read_only)
