@@ -66,7 +66,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(value: str | float | dt.timedelta, what: str = "duration") -> float:
-    """Seconds of a duration: a number of seconds, a ``timedelta``, or text like ``"250ms"``, ``"30s"``, ``"2h"``, ``"7d"``.
+    """Seconds of a duration: a number of seconds, a ``timedelta``, or text like ``"250ms"``, ``"30s"``, ``"2h"``.
 
     Raises:
         Invalid: not a duration, not finite, or negative.
@@ -78,7 +78,7 @@ def parse_duration(value: str | float | dt.timedelta, what: str = "duration") ->
     elif isinstance(value, bool):
         raise Invalid(f"{what} is {value!r}, not a duration.", help=help)
     elif isinstance(value, (int, float)):
-        result = float(value)
+        result = float(value) if -1e10 < value < 1e10 else float("inf")  # an int may be too large for a float
     elif isinstance(value, str):
         text = value.strip()
         unit = next((u for u in ("ms", "s", "m", "h", "d") if text.endswith(u)), "")

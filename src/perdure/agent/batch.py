@@ -28,6 +28,7 @@ from perdure.errors import Invalid
 from perdure.limits import SIBLING_GRACE_SECONDS_MAX
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow
+from perdure.ports.provider import ToolSpec
 from perdure.records.codec import Record
 from perdure.records.effect import (
     ToolApprovalRequested,
@@ -51,6 +52,7 @@ class Toolbox:
     def __init__(self, definition: AgentDefinition, probe: Probe | None = None) -> None:
         self.tools: dict[str, Tool] = {tool.name: tool for tool in definition.tools}
         self.contracts: dict[str, str] = {name: tool.contract for name, tool in self.tools.items()}
+        self.specs = tuple(ToolSpec(t.name, t.description, t.parameters()) for t in definition.tools)
         self._probe = probe
 
     def probe(self, name: str) -> Probe | None:

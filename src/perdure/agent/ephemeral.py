@@ -37,7 +37,9 @@ class NowhereStore:
 
     failpoint: Failpoint | None = None
 
-    def write(self, boundary: Boundary, unit: Unit[T]) -> asyncio.Future[Any]:
+    def write(
+        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+    ) -> asyncio.Future[Any]:
         """A future that is already resolved."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.set_result(True)

@@ -35,7 +35,7 @@ from perdure.limits import (
     RESPONSE_CALLS_MAX,
 )
 from perdure.ports.failpoints import Boundary
-from perdure.ports.provider import Delta, Model, ModelError, Request, Response, ToolSpec
+from perdure.ports.provider import Delta, Model, ModelError, Request, Response
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
 from perdure.records.parts import CallPart, Failure, TextPart
@@ -94,9 +94,6 @@ class Interpreter:
         self._emit = emit
         self._on_approval_suspension = on_approval_suspension
         self._view: PromptView | None = None
-        self._specs = tuple(
-            ToolSpec(tool.name, tool.description, tool.parameters()) for tool in toolbox.tools.values()
-        )
         self._arguments: dict[str, dict[str, Any]] = {}
         self._prepared: list[str] = []
         self._output_error = Failure("output", "")
@@ -243,7 +240,7 @@ class Interpreter:
             run=run.id,
             turn=number,
             messages=view.for_model(),
-            tools=self._specs,
+            tools=self.toolbox.specs,
             output_schema=None if self.definition.output_codec.is_text else self.definition.output_codec.schema(),
             timeout=max(0.001, (started.deadline - self.attempt.host.clock.now()) / 1_000_000),
             settings=self.definition.settings,

@@ -131,10 +131,8 @@ class Attempt:
             for op in then:
                 op(tx)
 
-        future = self.host.store.write(boundary, unit)
-        if future.done():
-            self._appended(future)
-        else:
+        future = self.host.store.write(boundary, unit, self._failed)
+        if self.host.watched(self.thread):
             future.add_done_callback(self._appended)
         return future
 
@@ -147,16 +145,15 @@ class Attempt:
         return self.append(boundary, records[-rest:], then)
 
     def _appended(self, future: asyncio.Future[None]) -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is None:
-            self.host.progressed(self.thread)
-        elif self._broken is None:
+        self.host.progressed(self.thread)
+
+    def _failed(self, error: BaseException) -> None:
+        """An append failed: nothing this attempt does can be recorded any more, so whatever it runs is stopped."""
+        if self._broken is None:
             self._broken = error
             self.lost = isinstance(error, OwnershipLost)
             if self.task is not None:
-                self.task.cancel()  # nothing this attempt does can be recorded any more
+                self.task.cancel()
 
     @property
     def broken(self) -> BaseException | None:

@@ -99,7 +99,7 @@ class Host:
         self.due.set()
 
     def settled(self, submission: str) -> None:
-        """A submission settled in this process."""
+        """A submission settled. Whoever waits for it reads the ledger."""
         for future in self._settled.pop(submission, ()):
             if not future.done():
                 future.set_result(None)
@@ -109,6 +109,10 @@ class Host:
         for future in self._progress.pop(thread, ()):
             if not future.done():
                 future.set_result(None)
+
+    def watched(self, thread: str) -> bool:
+        """Whether anybody here waits for a thread's next append."""
+        return thread in self._progress
 
     def until_settled(self, submission: str) -> asyncio.Future[None]:
         """Subscribe to one settlement. Read the ledger after this, then wait. Cancel the future to detach."""

@@ -100,6 +100,7 @@ class ThreadRow:
     lease_until: int | None
     due_at: int | None
     archived_at: int | None
+    positions: int = 0  # queue positions given out: one submission each
 
 
 IntentKind = Literal["cancel", "approval", "verdict"]
@@ -385,9 +386,9 @@ class Ledger(Protocol):
         ...
 
     def submissions(
-        self, *, thread: int | None = None, state: str | None = None, after: int = 0, limit: int = 1000
+        self, *, thread: int | None = None, state: str | None = None, after: str = "", limit: int = 1000
     ) -> list[Submission]:
-        """Submissions in order of admission."""
+        """Submissions in order of admission. ``after``: the id of the last one of the page before."""
         ...
 
     def put_fault(self, fault: Fault) -> None:

@@ -6,11 +6,10 @@ All verbs run inside a unit of work of the store (``ports.store``), in the write
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """Where a log ends.
 
     Attributes:

@@ -153,11 +153,16 @@ class ApprovalRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The ledger's rows of one thread."""
+    """The ledger's rows of one thread. They are read after the last batch.
+
+    ``positions`` is how many places of its queue were given out. Where each has its row, a submission of the log
+    without one is a run that nobody owes (persistent mode); without ``positions`` every submission needs a row.
+    """
 
     submissions: Iterable[SubmissionRow] = ()
     effects: Iterable[EffectRow] = ()
     approvals: Iterable[ApprovalRow] = ()
+    positions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,11 +588,16 @@ def _decoded(raw: bytes | None) -> Failure | str | None:
         return f"not a failure ({error})"
 
 
-def _compare_submissions(trace: _Trace, rows: list[SubmissionRow], fail: Callable[[str, str], None]) -> None:
+def _compare_submissions(
+    trace: _Trace, rows: list[SubmissionRow], positions: int | None, fail: Callable[[str, str], None]
+) -> None:
     position = {row.id: row.position for row in rows}
+    if positions is not None and sorted(position.values()) != list(range(1, positions + 1)):
+        fail("ledger-input", f"{positions} places of the queue were given out and {len(position)} rows hold one")
+        positions = None
     known = {**dict.fromkeys(trace.order), **dict.fromkeys(trace.settlements)}
     for id in known:
-        if id not in position:
+        if id not in position and positions is None:
             fail("ledger-input", f"submission {id!r} is in the log and not in the ledger")
     last = 0
     for id in trace.order:
@@ -727,7 +737,7 @@ def check(thread_id: str, batches: Iterable[Stored], ledger: Ledger | None = Non
                 except Corrupt as error:
                     broken = error
     if ledger is not None and not unreadable:
-        _compare_submissions(trace, list(ledger.submissions), fail)
+        _compare_submissions(trace, list(ledger.submissions), ledger.positions, fail)
         _compare_effects(trace, list(ledger.effects), fail)
         _compare_approvals(trace, list(ledger.approvals), fail)
     skipped = {} if ledger is not None else dict.fromkeys(LEDGER_CHECKS, "no ledger was given")

@@ -651,9 +651,16 @@ def _completed(e: Evidence) -> Decision | None:
     return CompleteFromHistory(e.run.id)
 
 
+def _newest(run: fold.Run | None) -> list[fold.Call]:
+    """The calls that may still be open: a response is recorded only once every call before it is closed."""
+    return run.turns[-1].calls if run is not None and run.turns else []
+
+
 def _intents(e: Evidence) -> Decision | None:
     """Commands the log can take now. A verdict on an effect in flight waits until that is recorded unknown."""
-    calls = [] if e.run is None else list(e.run.calls.values())
+    if not (e.cancel_intent or e.verdict_intents or e.approval_intents):
+        return None
+    calls = _newest(e.run)
     unknown = {u.effect for call in calls for u in call.unknowns()}
     flying = {d.effect for call in calls for d in doubts(call)}
     asked = {
@@ -676,14 +683,12 @@ def _intents(e: Evidence) -> Decision | None:
 
 
 def _in_flight(run: fold.Run | None) -> tuple[Doubt, ...]:
-    return () if run is None else tuple(d for call in run.calls.values() for d in doubts(call))
+    return tuple(d for call in _newest(run) for d in doubts(call))
 
 
 def _given_up(run: fold.Run | None) -> bool:
     """A verdict that cancels is a cancel, even if only the verdict became canonical."""
-    if run is None:
-        return False
-    verdicts = [v for call in run.calls.values() for v in (call.verdict, *(s.verdict for s in call.steps.values()))]
+    verdicts = [v for call in _newest(run) for v in (call.verdict, *(s.verdict for s in call.steps.values()))]
     return any(v is not None and v.verdict == "cancel_run" for v in verdicts)
 
 

@@ -28,6 +28,7 @@ from perdure.ports.ledger import (
     WorkItem,
 )
 from perdure.ports.log import Tail
+from perdure.records.codec import EMPTY_TAIL
 from perdure.rules.lifecycle import SubmissionEvent, SubmissionState, after
 from perdure.stores.sqlite.log import SqliteLog
 
@@ -43,9 +44,12 @@ _APPROVAL = """SELECT id, thread, submission, run, call, tool, arguments, digest
 _WORK = """SELECT s.id, t.id, s.thread, s.position, s.program, s.state, s.created_at
  FROM submission s INDEXED BY submission_open JOIN thread t ON t.number = s.thread
  WHERE s.state <> 'settled' AND s.thread BETWEEN ?1 AND ?2 ORDER BY s.thread, s.position LIMIT ?3"""
-_THREAD = "SELECT number, id, created_at, epoch, owner, lease_until, due_at, archived_at FROM thread "
+_THREAD = "SELECT number, id, created_at, epoch, owner, lease_until, due_at, archived_at, positions FROM thread "
 _FAULT = """SELECT f.thread, t.id, f.kind, f.message, f.first_at, f.last_at, f.tries, f.next_at
  FROM fault f JOIN thread t ON t.number = f.thread """
+_NEW_THREAD = """INSERT INTO thread (id, created_at, positions, due_at, due_program) VALUES (?1, ?2, 1, ?2, ?3)
+ ON CONFLICT (id) DO NOTHING RETURNING number"""
+_EMPTY = Tail(0, EMPTY_TAIL, 0)
 S = SubmissionState
 V = SubmissionEvent
 
@@ -86,49 +90,50 @@ class SqliteLedger:
     def admit(self, admission: Admission) -> tuple[Submission, bool]:
         """See ``ports.ledger.Ledger.admit``."""
         a = admission
-        row = self._row("SELECT number, archived_at FROM thread WHERE id = ?", a.thread)
-        if row is None:
-            self._check_capacity()
-            self._execute("INSERT INTO thread (id, created_at) VALUES (?, ?)", (a.thread, a.at))
-            row = self._row("SELECT number, archived_at FROM thread WHERE id = ?", a.thread)
-            assert row is not None
-        elif a.key is not None:
+        self._check_capacity(a.thread)
+        number = self._row(_NEW_THREAD, a.thread, a.at, a.program)
+        if number is not None:
+            return self._queue(a, number[0], 1), False
+        number, archived = self._row("SELECT number, archived_at FROM thread WHERE id = ?", a.thread)
+        if a.key is not None:
             earlier = self._row(
-                _SUBMISSION + "WHERE s.thread = ? AND s.principal = ? AND s.key = ?", row[0], a.principal, a.key
+                _SUBMISSION + "WHERE s.thread = ? AND s.principal = ? AND s.key = ?", number, a.principal, a.key
             )
             if earlier is not None:
                 return self._replayed(_submission(earlier), a), True
-        number = row[0]
-        if row[1] is not None:
+        if archived is not None:
             self._execute("UPDATE thread SET archived_at = NULL WHERE number = ?", (number,))
-        position = self._rows(
+        [(position,)] = self._rows(
             "UPDATE thread SET positions = positions + 1 WHERE number = ? RETURNING positions", number
         )
+        created = self._queue(a, number, position)
+        self._refresh(number, a.at)
+        return created, False
+
+    def _queue(self, a: Admission, number: int, position: int) -> Submission:
         self._execute(
             """INSERT INTO submission (id, thread, position, principal, key, program, definition, input, input_digest,
                state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'ready', ?)""",
-            (a.submission, number, position[0][0], a.principal, a.key, a.program, a.definition, a.input,
-             a.input_digest, a.at),
-        )  # fmt: skip
-        self._refresh(number, a.at)
-        created = Submission(
-            a.submission, a.thread, number, position[0][0], a.run, a.principal, a.key, a.program, a.definition,
+            (a.submission, number, position, a.principal, a.key, a.program, a.definition, a.input, a.input_digest, a.at),
+        )
+        return Submission(
+            a.submission, a.thread, number, position, a.run, a.principal, a.key, a.program, a.definition,
             a.input, a.input_digest, "ready", a.at, None, None, 0, 0, -1, None, None, None, None,
         )  # fmt: skip
-        return created, False
 
     def open_thread(self, thread: str, now: int) -> ThreadRow:
         """See ``ports.ledger.Ledger.open_thread``."""
         found = self.thread(thread)
         if found is None:
-            self._check_capacity()
+            self._check_capacity(thread)
             self._execute("INSERT INTO thread (id, created_at) VALUES (?, ?)", (thread, now))
             found = self.thread(thread)
         assert found is not None
         return found
 
-    def _check_capacity(self) -> None:
-        if self._memory and self._rows("SELECT count(*) FROM thread")[0][0] >= MEMORY_THREADS_MAX:
+    def _check_capacity(self, thread: str) -> None:
+        """An in-memory store takes no more than so many threads."""
+        if self._memory and self._rows("SELECT count(*) FROM thread WHERE id <> ?", thread)[0][0] >= MEMORY_THREADS_MAX:
             raise Unavailable(
                 f"An in-memory store holds at most {MEMORY_THREADS_MAX} threads (MEMORY_THREADS_MAX).",
                 help="Use a database file.",
@@ -243,7 +248,7 @@ class SqliteLedger:
         pending = self.intents(number)
         if chosen is None and not pending and not maintenance:
             return None
-        superseded = self._row("SELECT owner IS NOT NULL FROM thread WHERE number = ?", number)[0] == 1
+        [(superseded, fresh)] = self._rows("SELECT owner IS NOT NULL, epoch = 0 FROM thread WHERE number = ?", number)
         rows = self._rows(
             """UPDATE thread SET epoch = epoch + 1, token = ?2, owner = ?3, lease_until = ?4, due_at = ?4
                WHERE number = ?1 AND (owner IS NULL OR lease_until <= ?5) RETURNING id, epoch""",
@@ -252,9 +257,9 @@ class SqliteLedger:
         if len(rows) != 1:
             return None
         thread, epoch = rows[0]
-        tail = self._log.tail(number)
+        tail = _EMPTY if fresh else self._log.tail(number)
         submission = None if chosen is None else self._start(chosen, tail)
-        return Claimed(number, thread, epoch, token, tail, submission, tuple(pending), lease_until, superseded)
+        return Claimed(number, thread, epoch, token, tail, submission, tuple(pending), lease_until, bool(superseded))
 
     def _start(self, id: str, tail: Tail) -> Submission:
         row = self._row(_SUBMISSION + "WHERE s.id = ?", id)
@@ -590,10 +595,10 @@ class SqliteLedger:
 
     def approvals(self, *, status: str | None = None, run: str | None = None, limit: int = 1000) -> list[ApprovalRow]:
         """See ``ports.ledger.Ledger.approvals``."""
-        rows = self._rows(
-            _APPROVAL + "WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR run = ?2) ORDER BY asked_at, id LIMIT ?3",
-            status, run, limit,
-        )  # fmt: skip
+        only = "" if status is None else "AND status = ?1 "
+        if run is not None:
+            only += "AND run = ?2 "
+        rows = self._rows(_APPROVAL + f"WHERE TRUE {only}ORDER BY asked_at, id LIMIT ?3", status, run, limit)
         return [ApprovalRow(*row) for row in rows]
 
     # -- discovery and operation --------------------------------------------------------------------------------------
@@ -617,14 +622,16 @@ class SqliteLedger:
         return [WorkItem(*row) for row in rows]
 
     def submissions(
-        self, *, thread: int | None = None, state: str | None = None, after: int = 0, limit: int = 1000
+        self, *, thread: int | None = None, state: str | None = None, after: str = "", limit: int = 1000
     ) -> list[Submission]:
         """See ``ports.ledger.Ledger.submissions``."""
-        rows = self._rows(
-            _SUBMISSION + """WHERE s.number > ?1 AND (?2 IS NULL OR s.thread = ?2) AND (?3 IS NULL OR s.state = ?3)
-            ORDER BY s.number LIMIT ?4""",
-            after, thread, state, limit,
-        )  # fmt: skip
+        order = "s.number" if thread is None else "s.position"  # the same order, each with an index of its own
+        only = "" if thread is None else "AND s.thread = ?1 "
+        if state is not None:
+            only += "AND s.state = ?2 "
+        if after:
+            only += f"AND {order} > (SELECT {order[2:]} FROM submission WHERE id = ?3) "
+        rows = self._rows(_SUBMISSION + f"WHERE TRUE {only}ORDER BY {order} LIMIT ?4", thread, state, after, limit)
         return [_submission(row) for row in rows]
 
     def put_fault(self, fault: Fault) -> None:

@@ -78,6 +78,7 @@ CREATE TABLE intent (
   UNIQUE (kind, subject)
 ) STRICT;
 CREATE INDEX intent_pending ON intent (thread) WHERE applied_at IS NULL;
+CREATE INDEX intent_thread ON intent (thread);
 
 -- Effects with a started record. What a row repeats of the log is compared by verify.
 CREATE TABLE effect (

@@ -100,9 +100,11 @@ class SqliteStore:
         """Transactions committed and units in them, by this process."""
         return {"groups": self._writer.groups, "units": self._writer.units}
 
-    def write(self, boundary: Boundary, unit: Unit[T]) -> asyncio.Future[T]:
+    def write(
+        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+    ) -> asyncio.Future[T]:
         """See ``ports.store.Store.write``."""
-        return self._writer.submit(boundary, unit)
+        return self._writer.submit(boundary, unit, on_error)
 
     def read(self, unit: Unit[T]) -> T:
         """See ``ports.store.Store.read``."""

@@ -38,9 +38,16 @@ _INLINE_PATIENCE_SECONDS = 0.005  # waiting for another process on the loop's th
 class Job:
     """One unit with its future and, once run, its result."""
 
-    __slots__ = ("boundary", "error", "future", "result", "unit")
+    __slots__ = ("boundary", "error", "future", "on_error", "result", "unit")
 
-    def __init__(self, boundary: Boundary, unit: Unit[Any], future: asyncio.Future[Any] | None) -> None:
+    def __init__(
+        self,
+        boundary: Boundary,
+        unit: Unit[Any],
+        future: asyncio.Future[Any] | None,
+        on_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.on_error = on_error
         self.boundary = boundary
         self.unit = unit
         self.future = future
@@ -50,6 +57,8 @@ class Job:
     def resolve(self) -> None:
         """Tell the caller, if anybody still listens."""
         future = self.future
+        if self.error is not None and self.on_error is not None:
+            self.on_error(self.error)
         if future is None or future.done():
             return
         if self.error is None:
@@ -104,7 +113,9 @@ class Writer:
         self._every: tuple[float, Callable[[], Job | None]] | None = None
 
     # -- loop side ------------------------------------------------------------------------------------------------
-    def submit(self, boundary: Boundary, unit: Unit[T]) -> asyncio.Future[T]:
+    def submit(
+        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+    ) -> asyncio.Future[T]:
         """Enqueue a unit; see ``ports.store.Store.write``."""
         loop = self._loop
         if loop is None:
@@ -114,7 +125,7 @@ class Writer:
             future.set_exception(Unavailable("The store is closed.", help="Open it again."))
             future.exception()
             return future
-        job = Job(boundary, unit, future)
+        job = Job(boundary, unit, future, on_error)
         if self._eager_until and not self._queue and not self._thread_has_work and loop.time() < self._eager_until:
             self._inline(job)
             return future
