@@ -96,7 +96,7 @@ class Batch:
 
     async def run(self) -> None:
         """Run everything that may run now. Afterwards the turn is closed, or the fold says what it waits for."""
-        while self.failing is None:
+        while self.failing is None and self.attempt.interrupted is None:
             todo, doubts = await self._plan()
             if not todo and not doubts:
                 return
@@ -247,7 +247,8 @@ class Batch:
         while call is not None:
             outcome = await self._perform(call)
             self._prepared.discard(call.id)
-            following = todo.popleft() if todo and self.failing is None else None
+            stopping = self.failing is not None or self.attempt.interrupted is not None
+            following = todo.popleft() if todo and not stopping else None
             interrupted = isinstance(outcome, effects.UnknownOutcome) and isinstance(
                 outcome.cause, asyncio.CancelledError
             )

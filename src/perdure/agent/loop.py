@@ -108,7 +108,8 @@ class Interpreter:
             attempt, task = self.attempt, asyncio.current_task()
             if attempt.broken is not None or attempt.interrupted in (None, "shutdown") or task is None:
                 raise
-            task.uncancel()
+            while task.cancelling():
+                task.uncancel()
             return await self._interrupted()
 
     async def _interrupted(self) -> Ended:
@@ -147,6 +148,8 @@ class Interpreter:
             record = ModelResponseInterrupted(run.id, len(run.turns) + 1, attempt.epoch - 1)
             await attempt.append(Boundary.REPAIR, [record])
         while True:
+            if attempt.interrupted is not None:
+                raise asyncio.CancelledError  # a tool may have swallowed it
             turn = run.open_turn()
             if turn is not None:
                 ended = await self._batch(run, turn)

@@ -219,6 +219,7 @@ class Attempt:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def _end(self) -> None:
+        self.task = None
         if self._timer is not None:
             self._timer.cancel()
 

@@ -76,6 +76,7 @@ def verdict_body(
 
 async def consult(probe: Probe, evidence: UnknownCall) -> Verdict | StillUnknown:
     """Ask a probe within ``PROBE_SECONDS_MAX``. One that raises cannot tell."""
+    answer: object
     try:
         async with asyncio.timeout(PROBE_SECONDS_MAX):
             answer = probe(evidence)

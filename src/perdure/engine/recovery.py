@@ -150,21 +150,17 @@ async def sweep(host: Host, drivers: Mapping[str, Driver], *, bound: float = REC
 
 
 async def _abandoned(host: Host, drivers: Mapping[str, Driver], now: int) -> list[int]:
-    """Threads whose lease lapsed and whose program nobody here runs."""
+    """Threads whose lease lapsed and whose next program nobody here runs."""
 
     def find(tx: Transaction) -> list[int]:
-        numbers = []
-        seen: set[int] = set()
-        for item in tx.ledger.open_work(limit=10_000):
-            if item.thread_number in seen:
-                continue
-            seen.add(item.thread_number)
-            row = tx.ledger.thread(item.thread_number)
-            if item.program not in drivers and row and row.owner is not None and (row.lease_until or 0) <= now:
-                numbers.append(item.thread_number)
-        return numbers
+        found = []
+        for row in tx.ledger.abandoned(now):
+            first = tx.ledger.open_work(thread=row.number, limit=1)
+            if first and first[0].program not in drivers:
+                found.append(row.number)
+        return found
 
-    return await host.store.scan(find)
+    return host.store.read(find)
 
 
 async def recover(

@@ -14,7 +14,7 @@ from perdure.engine import recovery
 from perdure.engine.attempt import Attempt, Ended, Parked, Settled, Suspended, Yielded
 from perdure.engine.driver import Driver
 from perdure.engine.host import Host, log
-from perdure.engine.reconciliation import ask_due
+from perdure.engine.reconciliation import Encode, Probe, ask_due
 from perdure.errors import OwnershipLost, Superseded, Unavailable
 from perdure.limits import (
     ATTEMPT_BACKOFF_SECONDS_MAX,
@@ -54,6 +54,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[Any]] = []
         self._free = asyncio.Event()
+        self._kept: list[Claimed] = []  # claims that could not be given back yet; renewal would hold them for ever
         self._stopping = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -103,6 +104,9 @@ class Worker:
             self._free.clear()
             free = self.slots - len(self._tasks)
             try:
+                while self._kept:
+                    await recovery.release(host, self._kept[-1])
+                    self._kept.pop()
                 granted = await self._claim(free) if free > 0 else []
             except Unavailable as error:
                 log.warning("claiming failed, trying again: %s", error)
@@ -118,9 +122,10 @@ class Worker:
     async def _claim(self, limit: int) -> list[Claimed]:
         host, programs = self.host, list(self.drivers)
         now, until = host.clock.now(), host.lease_until()
+        due = host.store.read(lambda tx: tx.ledger.next_due(programs, now))
+        if due is None or due > now:
+            return []  # a look costs no commit
         tokens = [host.new_token() for _ in range(limit)]
-        if host.store.read(lambda tx: tx.ledger.next_due(programs, now)) is None:
-            return []
         return await host.store.write(
             Boundary.CLAIM, lambda tx: tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
         )
@@ -156,7 +161,6 @@ class Worker:
         try:
             state = await recovery.read_thread(self.host, claimed)
             attempt = Attempt(self.host, claimed, state)
-            attempt.task = asyncio.current_task()
             self.attempts[claimed.number] = attempt
             ended = await self._advance(attempt, claimed)
             if isinstance(ended, Yielded):
@@ -164,10 +168,10 @@ class Worker:
             elif isinstance(ended, (Settled, Suspended, Parked)):
                 self.host.wake()
         except (OwnershipLost, Superseded) as error:
-            self._lost(attempt, error)
+            await self._broken(attempt, claimed, error)
         except asyncio.CancelledError:
             if attempt is not None and attempt.broken is not None:
-                self._lost(attempt, attempt.broken)
+                await self._broken(attempt, claimed, attempt.broken)
                 return
             await self._give_back(attempt, claimed, 0)
             if attempt is None or attempt.interrupted is None:
@@ -190,14 +194,26 @@ class Worker:
         settled = await recovery.settle_from_history(attempt)
         if settled is not None:
             return settled
+        if submission.id in attempt.state.cancels:
+            return await attempt.settle("cancelled")
+        attempt.task = asyncio.current_task()  # from here on it can be interrupted
         return await self.drivers[submission.program].advance(attempt)
 
-    def _lost(self, attempt: Attempt | None, error: BaseException) -> None:
-        if attempt is not None:
-            attempt.abandon()
-        if not isinstance(error, (OwnershipLost, Superseded)):
-            log.warning("an attempt on %s ended: %s", attempt.thread if attempt else "a thread", error)
-        self.host.wake()
+    async def _broken(self, attempt: Attempt | None, claimed: Claimed, error: BaseException) -> None:
+        """An append failed. A lost fence belongs to its new owner; anything else is given back to be tried again."""
+        cause = attempt.broken if attempt is not None and attempt.broken is not None else error
+        if isinstance(cause, OwnershipLost):
+            if attempt is not None:
+                attempt.abandon()
+            self.host.wake()
+            return
+        log.warning("an attempt on thread %s ended, its work stays owed: %s", claimed.thread, cause)
+        await self._give_back(attempt, claimed, self._backoff(claimed))
+
+    @staticmethod
+    def _backoff(claimed: Claimed) -> float:
+        tries = claimed.submission.attempts if claimed.submission is not None else 1
+        return min(ATTEMPT_BACKOFF_SECONDS_MAX, 0.1 * 2.0**tries)
 
     async def _failed(self, attempt: Attempt | None, claimed: Claimed, error: Exception) -> None:
         """Our own failure, or the store's. Never a failed run: the work stays owed."""
@@ -206,8 +222,7 @@ class Worker:
             await recovery.block(self.host, claimed.number, claimed.thread, error)
         else:
             log.error("an attempt on %s failed; its work stays owed", claimed.thread, exc_info=error)
-        tries = claimed.submission.attempts if claimed.submission is not None else 1
-        await self._give_back(attempt, claimed, min(ATTEMPT_BACKOFF_SECONDS_MAX, 0.1 * 2**tries))
+        await self._give_back(attempt, claimed, self._backoff(claimed))
 
     async def _give_back(self, attempt: Attempt | None, claimed: Claimed, delay: float) -> None:
         not_before = self.host.clock.now() + seconds(delay) if delay else 0
@@ -217,7 +232,8 @@ class Worker:
             else:
                 await recovery.release(self.host, claimed, not_before)
         except Unavailable as error:
-            log.warning("the claim on %s lapses by itself: %s", claimed.thread, error)
+            log.warning("the claim on thread %s is given back later: %s", claimed.thread, error)
+            self._kept.append(claimed)
 
     # -- watching -------------------------------------------------------------------------------------------------------
     def notice(self) -> None:
@@ -241,9 +257,7 @@ class Worker:
                 log.exception("a recovery sweep failed")
             await asyncio.sleep(min(RECOVERY_PERIOD_SECONDS, self.host.lease_seconds / 2))
 
-    def _probe_of(self, row: EffectRow) -> Any:
-        for driver in self.drivers.values():
-            found = driver.probe(row.operation)
-            if found is not None:
-                return found
-        return None
+    def _probe_of(self, row: EffectRow) -> tuple[Probe, Encode] | None:
+        submission = self.host.store.read(lambda tx: tx.ledger.submission(row.submission))
+        driver = self.drivers.get(submission.program) if submission is not None else None
+        return None if driver is None else driver.probe(row.operation)

@@ -385,6 +385,10 @@ class Ledger(Protocol):
         """Submissions that are not settled, by (thread, position). Never reads a payload."""
         ...
 
+    def abandoned(self, now: int, limit: int = 100) -> list[ThreadRow]:
+        """Threads whose owner let its lease lapse, oldest lease first."""
+        ...
+
     def submissions(
         self, *, thread: int | None = None, state: str | None = None, after: str = "", limit: int = 1000
     ) -> list[Submission]:

@@ -621,6 +621,14 @@ class SqliteLedger:
             rows += [row for row in self._rows(_WORK, number, number, -1) if row[3] > position]
         return [WorkItem(*row) for row in rows]
 
+    def abandoned(self, now: int, limit: int = 100) -> list[ThreadRow]:
+        """See ``ports.ledger.Ledger.abandoned``."""
+        rows = self._rows(
+            _THREAD + "WHERE owner IS NOT NULL AND blocked = 0 AND lease_until <= ? ORDER BY lease_until LIMIT ?",
+            now, limit,
+        )  # fmt: skip
+        return [ThreadRow(*row) for row in rows]
+
     def submissions(
         self, *, thread: int | None = None, state: str | None = None, after: str = "", limit: int = 1000
     ) -> list[Submission]:
