@@ -76,7 +76,7 @@ def verdict_body(
 
 async def consult(probe: Probe, evidence: UnknownCall) -> Verdict | StillUnknown:
     """Ask a probe within ``PROBE_SECONDS_MAX``. One that raises cannot tell."""
-    answer: object
+    answer: Any
     try:
         async with asyncio.timeout(PROBE_SECONDS_MAX):
             answer = probe(evidence)
@@ -84,7 +84,7 @@ async def consult(probe: Probe, evidence: UnknownCall) -> Verdict | StillUnknown
                 answer = await answer
     except Exception as error:
         return StillUnknown(f"the probe raised {type(error).__name__}: {error}")
-    if isinstance(answer, (Applied, Refused, NotApplied, SafeToRetry, CancelRun, StillUnknown)):
+    if isinstance(answer, Applied | Refused | NotApplied | SafeToRetry | CancelRun | StillUnknown):
         return answer
     return StillUnknown(f"the probe returned {type(answer).__name__}, which is no verdict")
 
