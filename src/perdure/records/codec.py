@@ -43,7 +43,7 @@ EMPTY_TAIL = bytes(32)
 VERSION = 1
 
 
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One atomic append.
 
     Attributes:

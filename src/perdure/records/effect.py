@@ -18,7 +18,7 @@ Decision = Literal["approved", "rejected", "expired"]
 
 
 class ToolApprovalRequested(
-    msgspec.Struct, frozen=True, tag="ToolApprovalRequested/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolApprovalRequested/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A person is asked; the whole footprint of a suspension. ``digest`` covers the exact arguments."""
 
@@ -31,7 +31,7 @@ class ToolApprovalRequested(
 
 
 class ToolApprovalDecided(
-    msgspec.Struct, frozen=True, tag="ToolApprovalDecided/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolApprovalDecided/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """The decision, canonical before work resumes."""
 
@@ -49,6 +49,7 @@ class ToolCallPrepared(
     tag="ToolCallPrepared/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """A call is about to be dispatched. ``attempt`` counts tries from 1; ``key`` is given to the outside."""
@@ -67,7 +68,7 @@ class ToolCallPrepared(
 
 
 class ToolStepPrepared(
-    msgspec.Struct, frozen=True, tag="ToolStepPrepared/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolStepPrepared/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A ``once`` step is about to be dispatched."""
 
@@ -80,7 +81,7 @@ class ToolStepPrepared(
 
 
 class ToolStepSettled(
-    msgspec.Struct, frozen=True, tag="ToolStepSettled/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolStepSettled/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A step succeeded; recorded once, read ever after."""
 
@@ -91,7 +92,7 @@ class ToolStepSettled(
 
 
 class ToolStepRefused(
-    msgspec.Struct, frozen=True, tag="ToolStepRefused/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolStepRefused/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A ``once`` step definitely did not take place; it may be tried again."""
 
@@ -107,6 +108,7 @@ class ToolCallSettled(
     tag="ToolCallSettled/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """The terminal result of a call: a value, or a failure the model may read."""
@@ -118,7 +120,7 @@ class ToolCallSettled(
 
 
 class ToolCallWithdrawn(
-    msgspec.Struct, frozen=True, tag="ToolCallWithdrawn/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ToolCallWithdrawn/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """The call was never dispatched (rejected, cancelled before start, tool gone, limit)."""
 
@@ -133,6 +135,7 @@ class ToolCallUnknown(
     tag="ToolCallUnknown/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """Nobody can say whether the effect took place. It does not close the call."""
@@ -151,6 +154,7 @@ class ToolCallResolved(
     tag="ToolCallResolved/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """A verdict on an unknown, by a person or a probe. Appended; it rewrites nothing."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=True):
+class TextPart(msgspec.Struct, frozen=True, tag="text", forbid_unknown_fields=True, gc=False):
     """Text the model wrote."""
 
     text: str
 
 
-class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning", forbid_unknown_fields=True, omit_defaults=True):
+class ReasoningPart(
+    msgspec.Struct, frozen=True, tag="reasoning", forbid_unknown_fields=True, gc=False, omit_defaults=True
+):
     """Reasoning the model showed. ``signature`` and ``id`` are the provider's, given back unread."""
 
     text: str
@@ -19,7 +21,7 @@ class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning", forbid_unknown
     signature: str | None = None
 
 
-class CallPart(msgspec.Struct, frozen=True, tag="call", forbid_unknown_fields=True, omit_defaults=True):
+class CallPart(msgspec.Struct, frozen=True, tag="call", forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """A tool call as the model wrote it.
 
     Attributes:
@@ -36,7 +38,7 @@ class CallPart(msgspec.Struct, frozen=True, tag="call", forbid_unknown_fields=Tr
 Part = TextPart | ReasoningPart | CallPart
 
 
-class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """Tokens of one model response. ``input`` includes cache reads and writes; ``output`` includes reasoning."""
 
     input: int = 0
@@ -46,7 +48,7 @@ class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     reasoning: int = 0
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Why something failed: a stable ``kind`` and a bounded message. No stack, no payload.
 
     Kinds in use: ``tool``, ``refused``, ``unavailable``, ``arguments``, ``unknown_tool``, ``rejected``, ``cancelled``,

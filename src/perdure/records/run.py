@@ -7,7 +7,7 @@ import msgspec
 from perdure.records.parts import Failure, Part, Usage
 
 
-class AcceptedLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class AcceptedLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """The policy a run was started under. Durations in microseconds, sizes in bytes."""
 
     max_turns: int
@@ -21,7 +21,13 @@ class AcceptedLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 class RunStarted(
-    msgspec.Struct, frozen=True, tag="RunStarted/1", tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    tag="RunStarted/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
+    omit_defaults=True,
 ):
     """A run began. The absolute deadline (microseconds since 1970) is frozen here, whatever attempts follow.
 
@@ -37,7 +43,7 @@ class RunStarted(
     instructions: str = ""
 
 
-class ToolOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ToolOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """The contract one call was declared under; it governs the call however the tools change later.
 
     Attributes:
@@ -58,7 +64,7 @@ class ToolOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class ModelCallPrepared(
-    msgspec.Struct, frozen=True, tag="ModelCallPrepared/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="ModelCallPrepared/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A model call of class ``once`` is about to be dispatched. Repeatable calls write none."""
 
@@ -74,6 +80,7 @@ class ModelResponseRecorded(
     tag="ModelResponseRecorded/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """One complete response. It is usable only after this record."""
@@ -90,7 +97,12 @@ class ModelResponseRecorded(
 
 
 class ModelResponseInterrupted(
-    msgspec.Struct, frozen=True, tag="ModelResponseInterrupted/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    tag="ModelResponseInterrupted/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
 ):
     """An earlier owner may have had a model call in flight; its charge may repeat."""
 
@@ -100,7 +112,7 @@ class ModelResponseInterrupted(
 
 
 class OutputRejected(
-    msgspec.Struct, frozen=True, tag="OutputRejected/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="OutputRejected/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """A final answer did not decode to the output type; the model was told why."""
 
@@ -115,6 +127,7 @@ class RunCompleted(
     tag="RunCompleted/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """The output and disposition, authoritative over any later codec. ``result_digest`` covers both."""

@@ -11,14 +11,16 @@ from perdure.records.parts import Failure
 Outcome = Literal["completed", "failed", "cancelled"]
 
 
-class ThreadCreated(msgspec.Struct, frozen=True, tag="ThreadCreated/1", tag_field="kind", forbid_unknown_fields=True):
+class ThreadCreated(
+    msgspec.Struct, frozen=True, tag="ThreadCreated/1", tag_field="kind", forbid_unknown_fields=True, gc=False
+):
     """First record of every thread."""
 
     program: str
 
 
 class UserInputRecorded(
-    msgspec.Struct, frozen=True, tag="UserInputRecorded/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="UserInputRecorded/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """The input of a submission entered the log; exactly once per submission."""
 
@@ -28,7 +30,7 @@ class UserInputRecorded(
 
 
 class CancelRequested(
-    msgspec.Struct, frozen=True, tag="CancelRequested/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="CancelRequested/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """Somebody asked for the run to end. Written before anything in flight is interrupted."""
 
@@ -38,7 +40,7 @@ class CancelRequested(
 
 
 class RepairAnnotated(
-    msgspec.Struct, frozen=True, tag="RepairAnnotated/1", tag_field="kind", forbid_unknown_fields=True
+    msgspec.Struct, frozen=True, tag="RepairAnnotated/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):
     """Recovery carried out a decision: audit of what it did and why."""
 
@@ -53,6 +55,7 @@ class SubmissionSettled(
     tag="SubmissionSettled/1",
     tag_field="kind",
     forbid_unknown_fields=True,
+    gc=False,
     omit_defaults=True,
 ):
     """The one terminal outcome of a submission.

@@ -6,9 +6,10 @@ impure. A record that cannot follow what came before is ``Corrupt``: the log is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import msgspec
 
@@ -29,6 +30,13 @@ class Step:
     refusal: Failure | None = None  # a `once` step that definitely did not take place
 
 
+_NO_STEPS: Mapping[str, Step] = MappingProxyType({})  # shared: most calls have none, and a dict each costs the fold
+
+
+def _no_steps() -> Mapping[str, Step]:
+    return _NO_STEPS
+
+
 @dataclass(slots=True)
 class Call:
     """One tool call of a run, with everything that happened to it."""
@@ -45,7 +53,7 @@ class Call:
     tries_at_progress: int = 0  # tries when its newest step was recorded
     unknown: effect.ToolCallUnknown | None = None  # open unknown of the call itself
     verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: Mapping[str, Step] = field(default_factory=_no_steps)
     result: msgspec.Raw | None = None
     failure: Failure | None = None
     closed: bool = False
@@ -74,11 +82,12 @@ class Turn:
     sequence: int  # of the response
     calls: list[Call] = field(default_factory=list)
     rejected: Failure | None = None  # the output did not decode
+    unclosed: int = 0  # calls without a result
 
     @property
     def open(self) -> bool:
         """Whether a call of the batch has no result yet."""
-        return any(not call.closed for call in self.calls)
+        return self.unclosed > 0
 
 
 @dataclass(slots=True)
@@ -177,7 +186,8 @@ def _model_prepared(state: Thread, record: run.ModelCallPrepared) -> None:
 
 def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
     owner = _run(state, record)
-    if record.turn != len(owner.turns) + 1 or owner.open_turn() is not None:
+    turns = owner.turns
+    if record.turn != len(turns) + 1 or (turns and turns[-1].unclosed):
         raise _fail(state, record, f"is turn {record.turn} after turn {len(owner.turns)}")
     turn = Turn(record.turn, record, state.tail + 1)
     if record.operations:
@@ -188,8 +198,9 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
             call = Call(operation.call, record.turn, position, part, operation)
             turn.calls.append(call)
             owner.calls[call.id] = call
+        turn.unclosed = len(parts)
         owner.tool_calls += len(parts)
-    owner.turns.append(turn)
+    turns.append(turn)
     owner.model_tries += record.tries
     owner.model_prepared = None
     used = record.usage
@@ -250,7 +261,9 @@ def _prepared(state: Thread, record: effect.ToolCallPrepared) -> None:
 def _step(call: Call, name: str) -> Step:
     found = call.steps.get(name)
     if found is None:
-        found = call.steps[name] = Step()
+        if call.steps is _NO_STEPS:
+            call.steps = {}
+        found = cast("dict[str, Step]", call.steps)[name] = Step()
     return found
 
 
@@ -291,6 +304,7 @@ def _step_refused(state: Thread, record: effect.ToolStepRefused) -> None:
 
 def _close(owner: Run, call: Call, failure: Failure | None) -> None:
     call.closed = True
+    owner.turns[call.turn - 1].unclosed -= 1
     call.failure = failure
     call.unknown = None
     owner.failure_streak = owner.failure_streak + 1 if failure is not None else 0
