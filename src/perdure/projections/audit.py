@@ -1,0 +1,574 @@
+"""Judging what is stored: where one submission stands and why, and whether log, chain and ledger agree.
+
+Both write nothing. ``explain`` asks the same rules that recovery obeys; ``verify`` reads every stored byte of a thread
+in one snapshot and believes no row of the ledger that the log can contradict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from perdure import ids
+from perdure.canonical import digest_raw
+from perdure.clock import Instant
+from perdure.engine.intents import decode_verdict
+from perdure.errors import Corrupt, Error, Incompatible, Invalid
+from perdure.limits import FINDINGS_MAX, PAGE_BATCHES_MAX, PAGE_ROWS_MAX, SCAN_RECORDS_MAX
+from perdure.ports.ledger import ApprovalRow, EffectRow, Fault, Intent, Submission, ThreadRow
+from perdure.ports.store import Store, Transaction
+from perdure.projections.obligations import Waiting, waits_for
+from perdure.records import codec
+from perdure.records.effect import ToolApprovalDecided, ToolApprovalRequested, ToolCallResolved
+from perdure.records.run import RunStarted
+from perdure.records.thread import CancelRequested, SubmissionSettled, UserInputRecorded
+from perdure.redaction import SHOWN
+from perdure.rules import fold, invariants, recovery
+from perdure.rules.invariants import CHECKS, Check, Stored
+from perdure.rules.lifecycle import ApprovalStatus, SubmissionState
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a submission stands and what recovery would do with it.
+
+    Attributes:
+        submission, state, thread, position: what the ledger says.
+        decision: name of the one decision the evidence calls for. meaning: the same in words.
+        disposition: ``repaired``, ``deferred``, ``unknown`` or ``none``: what recovery makes of it.
+        evidence: what the decision rests on, as plain JSON values.
+        waits_for: one sentence for a person; empty when it waits for nothing.
+        command: the command that helps; None when there is nothing to do.
+    """
+
+    submission: str
+    state: str
+    thread: str
+    position: int
+    decision: str
+    meaning: str
+    disposition: str
+    evidence: dict[str, Any]
+    waits_for: str
+    command: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What one snapshot says about a submission."""
+
+    row: Submission
+    thread: ThreadRow
+    state: fold.Thread
+    unreadable: Error | None
+    intents: tuple[Intent, ...]
+    fault: Fault | None
+    waiting: Waiting
+
+
+async def explain(
+    store: Store, row: Submission, contracts_by_agent: Mapping[str, Mapping[str, str]], now: Instant
+) -> Explanation:
+    """Where a submission stands, by which evidence, and what recovery would do. Writes nothing.
+
+    Args:
+        contracts_by_agent: agent to tool to today's replay contract. An agent that is not in it has no binding here, so
+            nothing of it is authorized to run.
+        now: the instant deadlines and leases are compared with.
+    """
+    found = await store.scan(lambda tx: _situation(tx, row.id, now))
+    contracts = contracts_by_agent.get(row.program)
+    decision: recovery.Decision
+    if found.unreadable is not None:
+        decision = recovery.Blocked(found.unreadable.message)
+    else:
+        decision = recovery.classify(_evidence(found, contracts, now))
+    meaning = decision.meaning
+    if isinstance(decision, recovery.Blocked):
+        meaning = f"{meaning} {decision.reason}"
+    return Explanation(
+        submission=found.row.id, state=found.row.state, thread=found.row.thread, position=found.row.position,
+        decision=type(decision).__name__, meaning=meaning, disposition=decision.disposition,
+        evidence=_shown(found, decision, contracts, now), waits_for=found.waiting.detail, command=found.waiting.command,
+    )  # fmt: skip
+
+
+def _situation(tx: Transaction, submission: str, now: Instant) -> _Situation:
+    row = tx.ledger.submission(submission)
+    if row is None:
+        raise Invalid(f"There is no submission {submission!r}.", help="List them: perdure obligations, perdure threads")
+    thread = tx.ledger.thread(row.thread_number)
+    assert thread is not None
+    state, unreadable = fold.Thread(row.thread), None
+    try:
+        for first, _, _, tail, body in _stored(tx, row.thread_number):
+            fold.apply_batch(state, body)
+            if state.digest != tail:
+                raise Corrupt(f"The batch at record {first} of thread {row.thread!r} is not the one that was appended.")
+    except (Corrupt, Incompatible) as error:
+        unreadable = error
+    fault = next((f for f in tx.ledger.faults() if f.thread == row.thread_number), None)
+    waiting = Waiting(None, "")
+    if row.state != SubmissionState.SETTLED:
+        before = (i for i in tx.ledger.open_work(thread=row.thread_number) if i.position < row.position)
+        ahead = next((item for item in before if item.state != SubmissionState.UNKNOWN), None)
+        waiting = waits_for(tx, row.id, thread, fault, ahead, now)
+    return _Situation(row, thread, state, unreadable, tuple(tx.ledger.intents(row.thread_number)), fault, waiting)
+
+
+def _stored(tx: Transaction, thread: int) -> Iterator[Stored]:
+    """Every stored batch of a thread in order, a page at a time."""
+    after = 0
+    while page := tx.log.read(thread, after, PAGE_BATCHES_MAX):
+        for batch in page:
+            yield batch.first, batch.last, batch.epoch, batch.tail, batch.body
+        after = page[-1].first
+        if len(page) < PAGE_BATCHES_MAX:
+            return
+
+
+def _deadline(found: _Situation) -> int | None:
+    run = found.state.runs.get(found.row.run)
+    return None if run is None or run.started is None else run.started.deadline
+
+
+def _evidence(found: _Situation, contracts: Mapping[str, str] | None, now: Instant) -> recovery.Evidence:
+    row, deadline = found.row, _deadline(found)
+    own = [intent for intent in found.intents if intent.submission == row.id]
+    return recovery.gather(
+        found.state,
+        row.id,
+        row.run,
+        row.state,
+        input_marker=row.input_sequence,
+        cancel_intent=any(intent.kind == "cancel" for intent in own),
+        verdict_intents={i.subject: decode_verdict(i.body).verdict for i in own if i.kind == "verdict"},
+        approval_intents=[intent.subject for intent in own if intent.kind == "approval"],
+        contracts=contracts,
+        past_deadline=deadline is not None and deadline <= now,
+        attempts=row.attempts,
+    )
+
+
+def _shown(
+    found: _Situation, decision: recovery.Decision, contracts: Mapping[str, str] | None, now: Instant
+) -> dict[str, Any]:
+    row, state = found.row, found.state
+    run, deadline = state.runs.get(row.run), _deadline(found)
+    settled = state.settlements.get(row.id)
+    plans = decision.plans if isinstance(decision, recovery.ResumePendingBatch) else ()
+    calls = [] if run is None else [call for call in run.calls.values() if not call.closed]
+    own = [intent for intent in found.intents if intent.submission == row.id]
+    owned = found.thread.owner is not None and (found.thread.lease_until or 0) > now
+    return {
+        "records": state.tail,
+        "inputMarker": row.input_sequence,
+        "inputInLog": None if run is None else run.input_sequence,
+        "started": run is not None and run.started is not None,
+        "turns": 0 if run is None else len(run.turns),
+        "openCalls": [{"call": call.id, "tool": call.part.name, "tries": call.tries} for call in calls],
+        "plans": {plan.call: type(plan).__name__ for plan in plans},
+        "unknown": [] if run is None else [unknown.effect for unknown in run.unknowns()],
+        "approvals": [c.approval.approval for c in calls if c.approval is not None and c.decision is None],
+        "intents": [{"kind": i.kind, "subject": i.subject, "by": i.by} for i in own],
+        "cancelled": row.id in state.cancels,
+        "output": run is not None and run.completed is not None,
+        "settlement": None if settled is None else settled.outcome,
+        "deadline": deadline,
+        "pastDeadline": deadline is not None and deadline <= now,
+        "attempts": row.attempts,
+        "owner": found.thread.owner if owned else None,
+        "epoch": found.thread.epoch,
+        "binding": contracts is not None,
+        "fault": None if found.fault is None else {"kind": found.fault.kind, "message": found.fault.message},
+    }
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+AUDIT_CHECKS = {
+    "ledger-bytes": "The admitted input is what its digest covers and, byte for byte, what the log holds.",
+    "ledger-places": "Rows of the ledger name their own thread, run and submission; keyed ids are the derived ones.",
+    "ledger-decisions": "Author, reason and arguments of an approval are those that were asked and decided.",
+    "ledger-commands": "A command marked as taken in is in the log or had nothing left to decide, and says the same.",
+    "ledger-ownership": "Fence, lease and due time fit the log and what is owed.",
+}
+STORE_CHECKS = {"store-integrity": "The store finds its own file in order."}
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCheck(Check):
+    """One law and how the store stands to it. ``thread``: where it is broken; None when it is said of all of them."""
+
+    thread: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """Every check over everything that was read. True exactly when none failed.
+
+    Attributes:
+        checks: one for each law that held, and one for each thread that breaks a law.
+        threads, records: how much was read.
+    """
+
+    checks: tuple[ThreadCheck, ...]
+    threads: int
+    records: int
+
+    def __bool__(self) -> bool:
+        return not self.failed()
+
+    def failed(self) -> tuple[ThreadCheck, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.status == "failed")
+
+
+async def verify(store: Store, thread: str | None = None) -> Verification:
+    """Check logs, chain, ledger and the store's own file against each other. Writes nothing.
+
+    Each thread is read in one snapshot, a page at a time; what is remembered of it is what folding it needs.
+
+    Raises:
+        Invalid: there is no such thread.
+    """
+    tally = _Tally()
+    if thread is None:
+        after: int | None = 0
+        while after is not None:
+            start = after
+            try:
+                after = await store.scan(lambda tx, start=start: _verify_from(tx, start, tally))  # type: ignore[misc]
+            except Corrupt as error:
+                tally.fail("store-integrity", None, error.message)
+                break
+    else:
+        await store.scan(lambda tx: _verify_one(tx, thread, tally))
+    await _integrity(store, tally)
+    return tally.verification()
+
+
+async def _integrity(store: Store, tally: _Tally) -> None:
+    check = getattr(store, "integrity", None)
+    if check is None:
+        tally.skip("store-integrity", "the store has no check of its own")
+        return
+    try:
+        problems = await check()
+    except Error as error:
+        problems = [error.message]
+    for problem in problems:
+        tally.fail("store-integrity", None, problem)
+
+
+class _Tally:
+    """What was found over all threads, in bounded space."""
+
+    def __init__(self) -> None:
+        self.threads = 0
+        self.records = 0
+        self._failed: list[ThreadCheck] = []
+        self._unnamed = 0
+        self._broken: set[str] = set()
+        self._skipped: dict[str, tuple[int, str]] = {}
+
+    def fail(self, name: str, thread: str | None, detail: str) -> None:
+        self._broken.add(name)
+        if len(self._failed) < FINDINGS_MAX:
+            self._failed.append(ThreadCheck(name, "failed", detail, thread))
+        else:
+            self._unnamed += 1
+
+    def skip(self, name: str, why: str) -> None:
+        count, first = self._skipped.get(name, (0, why))
+        self._skipped[name] = (count + 1, first)
+
+    def verification(self) -> Verification:
+        checks = []
+        for name in (CHECKS | AUDIT_CHECKS | STORE_CHECKS):
+            if name in self._broken:
+                continue
+            if name in self._skipped:
+                count, why = self._skipped[name]
+                checks.append(ThreadCheck(name, "skipped", why if count == 1 else f"{why} (and {count - 1} more)"))
+            else:
+                checks.append(ThreadCheck(name, "passed"))
+        checks += self._failed
+        if self._unnamed:
+            checks.append(ThreadCheck("more", "failed", f"{self._unnamed} more failed checks are not listed"))
+        return Verification(tuple(checks), self.threads, self.records)
+
+
+def _verify_from(tx: Transaction, after: int, tally: _Tally) -> int | None:
+    """Judge threads after a number, as many as one snapshot may take. The last one's number, None at the end."""
+    until = tally.records + SCAN_RECORDS_MAX
+    faults = {fault.thread for fault in tx.ledger.faults()}
+    rows = tx.ledger.threads(after=after, limit=PAGE_ROWS_MAX)
+    for row in rows:
+        _Judge(tx, row, tally, blocked=row.number in faults).judge()
+        after = row.number
+        if tally.records >= until:
+            return after
+    return after if len(rows) == PAGE_ROWS_MAX else None
+
+
+def _verify_one(tx: Transaction, thread: str, tally: _Tally) -> None:
+    row = tx.ledger.thread(thread)
+    if row is None:
+        raise Invalid(f"There is no thread {thread!r}.", help="List them: perdure threads")
+    blocked = any(fault.thread == row.number for fault in tx.ledger.faults())
+    try:
+        _Judge(tx, row, tally, blocked=blocked).judge()
+    except Corrupt as error:
+        tally.fail("store-integrity", thread, error.message)
+
+
+# Only batches that hold one of these are decoded a second time.
+_NOTED = re.compile(
+    rb'"kind":"(?:UserInputRecorded|RunStarted|ToolApprovalRequested|ToolApprovalDecided|CancelRequested'
+    rb'|ToolCallResolved|SubmissionSettled)/'
+)
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What the log says that rows repeat word for word."""
+
+    last: int = 0
+    epoch: int = 0
+    inputs: dict[str, bytes] = field(default_factory=dict)  # run -> SHA-256 of the input's bytes
+    programs: dict[str, str] = field(default_factory=dict)  # run -> program
+    asked: dict[str, str] = field(default_factory=dict)  # approval -> reason
+    decided: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # approval -> decision, by, reason
+    cancels: dict[str, tuple[str, str]] = field(default_factory=dict)  # submission -> by, reason
+    verdicts: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)  # effect -> verdict, by, reason
+    settled: set[str] = field(default_factory=set)
+
+    def take(self, record: codec.Record) -> None:
+        match record:
+            case UserInputRecorded():
+                self.inputs[record.run] = hashlib.sha256(record.input).digest()
+            case RunStarted():
+                self.programs[record.run] = record.program
+            case ToolApprovalRequested():
+                self.asked[record.approval] = record.reason
+            case ToolApprovalDecided():
+                self.decided[record.approval] = (record.decision, record.by, record.reason)
+            case CancelRequested():
+                self.cancels[record.submission] = (record.by, record.reason)
+            case ToolCallResolved():
+                self.verdicts.setdefault(record.effect, []).append((record.verdict, record.by, record.reason))
+            case SubmissionSettled():
+                self.settled.add(record.submission)
+            case _:
+                pass
+
+
+class _Judge:
+    """One thread in one snapshot."""
+
+    def __init__(self, tx: Transaction, row: ThreadRow, tally: _Tally, *, blocked: bool) -> None:
+        self._tx = tx
+        self._row = row
+        self._tally = tally
+        self._blocked = blocked
+        self._noted = _Noted()
+        self._first: dict[str, str] = {}
+        self._open: list[Submission] = []
+        self._runs: dict[str, None] = {}
+        self._approvals: dict[str, str] = {}  # id -> status
+
+    def judge(self) -> None:
+        ledger = invariants.Ledger(
+            _Lazy(self._submissions), _Lazy(self._effects), _Lazy(self._approval_rows), self._row.positions
+        )
+        report = invariants.check(self._row.id, self._batches(), ledger)
+        self._tally.threads += 1
+        self._tally.records += self._noted.last
+        unreadable = ""
+        for check in report:
+            if check.status == "failed":
+                self._tally.fail(check.name, self._row.id, check.detail)
+            elif check.status == "skipped":
+                self._tally.skip(check.name, f"thread {self._row.id!r}: {check.detail}")
+                if check.name == "ledger-input":
+                    unreadable = check.detail
+        if unreadable:
+            for name in AUDIT_CHECKS:
+                self._tally.skip(name, f"thread {self._row.id!r}: {unreadable}")
+            return
+        self._intents()
+        self._ownership()
+        for name, detail in self._first.items():
+            self._tally.fail(name, self._row.id, detail)
+
+    def _fail(self, name: str, detail: str) -> None:
+        self._first.setdefault(name, detail)
+
+    # -- what is read -------------------------------------------------------------------------------------------------
+    def _batches(self) -> Iterator[Stored]:
+        noted = self._noted
+        for stored in _stored(self._tx, self._row.number):
+            _, noted.last, noted.epoch, _, body = stored
+            if _NOTED.search(body) is not None:
+                try:
+                    records = codec.decode(body).records
+                except Error:
+                    records = ()  # the check of bytes says so
+                for record in records:
+                    noted.take(record)
+            yield stored
+
+    def _submissions(self) -> Iterator[Submission]:
+        after = ""
+        while page := self._tx.ledger.submissions(thread=self._row.number, after=after, limit=PAGE_ROWS_MAX):
+            for row in page:
+                self._submission(row)
+                self._runs[row.run] = None
+                slim = replace(row, input=b"")
+                if row.state != SubmissionState.SETTLED:
+                    self._open.append(slim)
+                yield slim
+            if len(page) < PAGE_ROWS_MAX:
+                return
+            after = page[-1].id
+
+    def _effects(self) -> Iterator[EffectRow]:
+        for run in {**self._runs, **dict.fromkeys(self._noted.inputs)}:
+            after = ""
+            while page := self._tx.ledger.effects(run=run, after=after, limit=PAGE_ROWS_MAX):
+                for row in page:
+                    if row.thread != self._row.number:
+                        self._fail("ledger-places", f"effect {row.id!r} is on thread number {row.thread}")
+                    yield row
+                if len(page) < PAGE_ROWS_MAX:
+                    break
+                after = page[-1].id
+
+    def _approval_rows(self) -> Iterator[ApprovalRow]:
+        for run in {**self._runs, **dict.fromkeys(self._noted.inputs)}:
+            for row in self._tx.ledger.approvals(run=run, limit=1 << 31):
+                self._approval(row)
+                self._approvals[row.id] = row.status
+                yield row
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+    def _submission(self, row: Submission) -> None:
+        noted = self._noted
+        try:
+            covered = digest_raw(row.input) == row.input_digest
+        except msgspec.MsgspecError:
+            covered = False
+        if not covered:
+            self._fail("ledger-bytes", f"the input of {row.id!r} is not the one its digest covers")
+        logged = noted.inputs.get(row.run)
+        if logged is not None and logged != hashlib.sha256(row.input).digest():
+            self._fail("ledger-bytes", f"the input of {row.id!r} is not the one in the log, byte for byte")
+        program = noted.programs.get(row.run, row.program)
+        if program != row.program:
+            self._fail("ledger-places", f"{row.id!r} is of {row.program!r}; the log started {program!r}")
+        if row.key is not None and row.id != ids.submission_id(self._row.id, row.principal, row.key):
+            self._fail("ledger-places", f"{row.id!r} is not the id of key {row.key!r} of {row.principal!r}")
+        settled = row.state == SubmissionState.SETTLED
+        if settled != (row.outcome is not None) or settled != (row.settled_at is not None):
+            self._fail("ledger-places", f"{row.id!r} is {row.state} with outcome {row.outcome}")
+        if row.attempt_tail > noted.last:
+            self._fail(
+                "ledger-ownership", f"{row.id!r} was claimed at record {row.attempt_tail}; the log ends at {noted.last}"
+            )
+
+    def _approval(self, row: ApprovalRow) -> None:
+        where = f"approval {row.id!r}"
+        if row.thread != self._row.number or row.submission != ids.submission_of(row.run):
+            self._fail("ledger-places", f"{where} is on thread number {row.thread}, of {row.submission!r}")
+        if not _shows(row):
+            self._fail("ledger-decisions", f"{where} shows other arguments than its digest covers")
+        if self._noted.asked.get(row.id, row.reason) != row.reason:
+            self._fail("ledger-decisions", f"{where} gives another reason than it was asked with")
+        decided = self._noted.decided.get(row.id)
+        if decided is not None and decided[1:] != (row.by, row.decision_reason):
+            self._fail("ledger-decisions", f"{where} names {row.by!r}; the log says {decided[1]!r}, {decided[2]!r}")
+        if (row.status == ApprovalStatus.PENDING) != (row.decided_at is None):
+            self._fail("ledger-decisions", f"{where} is {row.status} and was decided at {row.decided_at}")
+
+    def _intents(self) -> None:
+        for intent in self._tx.ledger.intents(self._row.number, pending=False):
+            try:
+                problem = self._intent(intent)
+            except (msgspec.MsgspecError, KeyError, TypeError) as error:
+                problem = f"has a malformed body ({error})"
+            if problem:
+                self._fail("ledger-commands", f"{intent.kind} of {intent.subject!r} by {intent.by!r} {problem}")
+
+    def _intent(self, intent: Intent) -> str:
+        """What is wrong with one command; empty when it fits the log."""
+        noted, taken = self._noted, intent.applied_at is not None
+        said: tuple[str, ...] = (intent.by, intent.reason)
+        match intent.kind:
+            case "cancel":
+                logged: tuple[str, ...] | None = noted.cancels.get(intent.subject)
+                moot = intent.subject in noted.settled
+            case "approval":
+                said = (msgspec.json.decode(intent.body)["decision"], *said)
+                logged = noted.decided.get(intent.subject)
+                moot = self._approvals.get(intent.subject, "") != ApprovalStatus.PENDING
+            case "verdict":
+                verdict = decode_verdict(intent.body).verdict
+                said = (verdict, *said)
+                given = noted.verdicts.get(intent.subject, [])
+                logged = said if said in given else given[-1] if given else None
+                moot = True  # an effect that is unknown and has no verdict is listed as open, whatever was commanded
+        if logged is None:
+            return "" if moot or not taken else "is marked as taken in, and the log does not hold it"
+        if not taken:
+            return "" if intent.kind == "verdict" else "is in the log, and not marked as taken in"
+        return "" if logged == said else f"says {said}; the log says {logged}"
+
+    # -- ownership ----------------------------------------------------------------------------------------------------
+    def _ownership(self) -> None:
+        row = self._row
+        if row.epoch < self._noted.epoch:
+            self._fail("ledger-ownership", f"epoch {row.epoch} is behind epoch {self._noted.epoch} of the log")
+        if (row.owner is None) != (row.lease_until is None):
+            self._fail("ledger-ownership", f"owner {row.owner!r} has the lease {row.lease_until}")
+        if row.owner is not None:
+            return
+        running = [s.id for s in self._open if s.state == SubmissionState.RUNNING]
+        if running:
+            self._fail("ledger-ownership", f"{running[0]!r} is running and nobody owns its thread")
+        waits = (SubmissionState.UNKNOWN, SubmissionState.SUSPENDED)
+        pending = bool(self._tx.ledger.intents(row.number))
+        head = next((s for s in self._open if s.state != SubmissionState.UNKNOWN), None)
+        claimable = pending or (head is not None and (head.state not in waits or head.wake_at is not None))
+        if claimable and row.due_at is None:
+            self._fail("ledger-ownership", "work is owed and the thread is never due")
+        if row.due_at is not None and not self._open and not pending:
+            self._fail("ledger-ownership", "the thread is due and nothing is owed")
+
+
+def _shows(row: ApprovalRow) -> bool:
+    """Whether the shown arguments are the ones the digest covers, as far as redaction lets one see."""
+    try:
+        shown = msgspec.json.decode(row.arguments)
+        if digest_raw(row.arguments) == row.digest:
+            return True
+    except msgspec.MsgspecError:
+        return False
+    return isinstance(shown, dict) and SHOWN in shown.values()
+
+
+class _Lazy:
+    """Rows that are read when they are looked at: after the last batch."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows())
