@@ -49,7 +49,7 @@ from perdure.records.run import (
     ToolOperation,
 )
 from perdure.records.thread import ThreadCreated, UserInputRecorded
-from perdure.rules import fold
+from perdure.rules import fold, recovery
 
 Emit = Callable[[Event], None]
 
@@ -438,8 +438,7 @@ class Interpreter:
                 disposition = ids.check_id(self.definition.disposition(value), "disposition")
             except Exception as error:
                 raise _RunFailure(failure_of(error, "disposition")) from error
-        digest = canonical.digest([canonical.decode(raw), disposition])
-        return RunCompleted(run.id, msgspec.Raw(raw), digest, disposition)
+        return RunCompleted(run.id, msgspec.Raw(raw), recovery.result_digest(raw, disposition), disposition)
 
     async def _reject_output(self, run: fold.Run) -> None:
         assert run.started is not None
