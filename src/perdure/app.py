@@ -67,7 +67,7 @@ class App:
 
     def __init__(
         self,
-        store: str | Path,
+        store: str | Path | Store,
         registry: Registry,
         models: Mapping[str, Any],
         options: _Options,
@@ -95,7 +95,11 @@ class App:
         if self._host is not None:
             raise Conflict("This app is already open.", help="Call perdure.open again for another one.")
         drivers = self._drivers() if self._options.workers else {}
-        store = open_store(self._address, create=self._create)
+        store: Store
+        if isinstance(self._address, str | Path):
+            store = open_store(self._address, create=self._create)
+        else:
+            store = self._address
         self._host = Host(store, clock=self._clock, ids=self._id_source, lease_seconds=self._lease_seconds)
         self._host.start()
         if self._options.workers:
@@ -488,7 +492,7 @@ def _text(value: str, what: str, *, blank: bool = False) -> str:
 
 
 def open(
-    store: str | Path,
+    store: str | Path | Store,
     *,
     agents: Iterable[AgentDefinition | Registration] = (),
     models: Mapping[str, Any] | None = None,
@@ -505,7 +509,7 @@ def open(
     """Open a store and what runs on it. Use it as ``async with perdure.open(...) as app``.
 
     Args:
-        store: a path, ``sqlite:///path`` or ``memory:``.
+        store: a path, ``sqlite:///path`` or ``memory:``; or an open store, which is closed with the app.
         agents: agents (or ``Registration``) that may run here, found by their names.
         models: agent name to model, over the agent's own.
         workers: attempts at once, 0 to 1024. 0 opens a client: it admits, reads and administers, and runs nothing.
