@@ -147,7 +147,8 @@ class Scripted:
 
     def __init__(self, script: Script, *, name: str = "scripted") -> None:
         self._name = name
-        self._requests: deque[Request] = deque(maxlen=REQUESTS_KEPT_MAX)
+        self._requests: deque[tuple[Request, int]] = deque(maxlen=REQUESTS_KEPT_MAX)
+        self._counted: dict[str, tuple[int, int, Message | None]] = {}  # run: messages counted, characters, the last
         self._function: Callable[[Request], Item | Awaitable[Item]] | None = None
         self._items: tuple[Item, ...] = ()
         if callable(script):
@@ -173,7 +174,7 @@ class Scripted:
     @property
     def requests(self) -> list[Request]:
         """The last ``REQUESTS_KEPT_MAX`` requests, oldest first: one for each call, repeated ones included."""
-        return list(self._requests)
+        return [replace(request, messages=request.messages[:length]) for request, length in self._requests]
 
     async def respond(self, request: Request, emit: Callable[[Delta], None] | None) -> Response:
         """The scripted response. With ``emit``, text arrives word by word.
@@ -181,7 +182,7 @@ class Scripted:
         Raises:
             ModelError: the script ran out, its function failed, or an item of :func:`fail` says so.
         """
-        self._requests.append(replace(request, messages=list(request.messages)))
+        self._requests.append((request, len(request.messages)))  # a conversation only grows: its length is a copy
         await asyncio.sleep(0)  # always a checkpoint, as with a real model
         item = await self._ask(self._function, request) if self._function else self._planned(request)
         match item:
@@ -202,6 +203,18 @@ class Scripted:
                     for word in _WORDS.findall(part.text):
                         emit(Delta("text", word))
         return response
+
+    def _prompt_chars(self, request: Request) -> int:
+        """Characters of the prompt, counted on from the run's last request: a turn costs what it adds."""
+        messages = request.messages
+        counted, chars, last = self._counted.pop(request.run, (0, 0, None))
+        if counted > len(messages) or (counted and messages[counted - 1] is not last):
+            counted, chars = 0, 0
+        chars += sum(_chars(messages[place]) for place in range(counted, len(messages)))
+        self._counted[request.run] = (len(messages), chars, messages[-1] if messages else None)
+        while len(self._counted) > REQUESTS_KEPT_MAX:
+            self._counted.pop(next(iter(self._counted)))
+        return chars
 
     def _planned(self, request: Request) -> Item:
         if 1 <= request.turn <= len(self._items):
@@ -243,9 +256,7 @@ class Scripted:
             else:
                 parts.append(CallPart(item.name, item.arguments, item.id or f"call_{request.turn}_{position}"))
                 position += 1
-        usage = Usage(
-            input=_tokens(sum(_chars(message) for message in request.messages)), output=_tokens(_parts_chars(parts))
-        )
+        usage = Usage(input=_tokens(self._prompt_chars(request)), output=_tokens(_parts_chars(parts)))
         return Response(tuple(parts), "tool_calls" if position else "stop", self._name, usage)
 
 
