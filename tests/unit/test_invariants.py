@@ -649,6 +649,15 @@ def test_a_submission_row_that_disagrees(name: str, rows: dict[str, Submission])
     assert failed(check(THREAD, stored(BODIES), ledger(submissions=rows))) == [name]
 
 
+def test_a_run_that_nobody_owes_needs_no_row_while_every_place_of_the_queue_has_one() -> None:
+    """The run of a persistent thread is in its log only."""
+    renumbered = [replace(row, position=n) for n, row in enumerate(_without(SUBMISSIONS, "sub_c").values(), 1)]
+    assert check(THREAD, stored(BODIES), Ledger(renumbered, EFFECTS.values(), APPROVALS.values(), 5))
+    assert check(THREAD, stored(BODIES), Ledger(SUBMISSIONS.values(), EFFECTS.values(), APPROVALS.values(), 6))
+    without = Ledger(_without(SUBMISSIONS, "sub_c").values(), EFFECTS.values(), APPROVALS.values(), 6)
+    assert failed(check(THREAD, stored(BODIES), without)) == ["ledger-input"]
+
+
 def test_an_input_may_only_pass_parked_work() -> None:
     history = History()
     history.drop(ToolCallUnknown, run="run_b")

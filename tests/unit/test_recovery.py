@@ -498,6 +498,7 @@ class TestSpecificationTable:
 
     def test_row_31_the_deadline_of_a_run_that_never_started_does_not_exist(self) -> None:
         assert decide(CREATED, state=State.READY, past_deadline=True) == AwaitClaim()
+        assert decide(CREATED, INPUT, past_deadline=True) == ResumeFromTurnBoundary(1, started=False)
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------
@@ -526,6 +527,14 @@ class TestCallPlan:
     def test_what_was_started_under_another_contract_than_declared_is_changed(self) -> None:
         found = call(response("keyed"), prepared("1.0", "keyed", contract="contract-between"))
         assert isinstance(call_plan(found, "contract-keyed"), NeedsProbe)
+
+    @pytest.mark.parametrize("kind", list(EffectClass))
+    def test_a_call_in_steps_is_always_preceded_by_a_started_record(self, kind: EffectClass) -> None:
+        stepped = ToolOperation("1.0", "load", kind, steps=True, contract="c")
+        assert call_plan(call(response(stepped)), MISSING) == RetireUnavailable("1.0", "not-executed")
+        started = call(response(stepped), prepared("1.0", "load", contract="c"))
+        assert call_plan(started, "c") == Rerun("1.0", "steps", steps=True)
+        assert isinstance(call_plan(started, MISSING), NeedsProbe)
 
     def test_a_class_this_release_does_not_know_promises_nothing(self) -> None:
         odd = ToolOperation("1.0", "odd", "twice", contract="contract-odd")
