@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,16 @@ class App:
     def store(self) -> Store:
         """The open store, for the test kit and adapters."""
         return self.host.store
+
+    @property
+    def address(self) -> str:
+        """The store as it was named to :func:`open`; the path of one that was given open."""
+        return str(getattr(self._address, "path", self._address))
+
+    @property
+    def agents(self) -> dict[str, AgentDefinition]:
+        """The registered agents by name."""
+        return {name: self._registry.get(name).agent for name in self._registry.names()}
 
     @property
     def worker(self) -> Worker | None:
@@ -483,6 +494,25 @@ class App:
         await self.store.write(Boundary.ARCHIVE, lambda tx: tx.ledger.archive(row.number, now))
 
 
+_instead: dict[str, Any] = {}
+
+
+@contextmanager
+def opened_with(*, store: str | None = None, workers: int | None = None) -> Iterator[None]:
+    """Until the block ends, :func:`open` takes these instead of its arguments; None leaves its own.
+
+    For the command line, which makes a client of somebody else's app before anything of it runs.
+    """
+    given = {"store": store, "workers": workers}
+    before = dict(_instead)
+    _instead.update({name: value for name, value in given.items() if value is not None})
+    try:
+        yield
+    finally:
+        _instead.clear()
+        _instead.update(before)
+
+
 def _approval(row: ApprovalRow) -> Approval:
     return run.approval(row)
 
@@ -525,8 +555,10 @@ def open(
         Invalid: an argument is out of range. Conflict: two definitions under one name.
         On entering: Unavailable, Corrupt, Incompatible, Invalid about the store.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= WORKERS_MAX:
-        raise Invalid(f"workers is {workers!r}.", help=f"Give a whole number from 0 to {WORKERS_MAX}.")
+    store = _instead.get("store", store)
+    slots = _instead.get("workers", workers)
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 0 <= slots <= WORKERS_MAX:
+        raise Invalid(f"workers is {slots!r}.", help=f"Give a whole number from 0 to {WORKERS_MAX}.")
     lease_seconds = parse_duration(lease, "lease")
     if lease_seconds < LEASE_SECONDS_MIN:
         raise Invalid(f"lease is {lease_seconds} s.", help=f"Give at least {LEASE_SECONDS_MIN} s; {LEASE_SECONDS} s is usual.")
@@ -537,7 +569,7 @@ def open(
     if unknown:
         raise Invalid(f"models names {', '.join(sorted(unknown))}, which no registered agent has.")
     options = _Options(
-        workers, recover, parse_duration(recovery_timeout, "recovery_timeout"), _check_principal(principal)
+        slots, recover, parse_duration(recovery_timeout, "recovery_timeout"), _check_principal(principal)
     )
     return App(
         store, registry, models or {}, options, lease_seconds=lease_seconds, authorizer=authorizer or Authorizer(),
