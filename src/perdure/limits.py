@@ -51,6 +51,7 @@ PROBE_BACKOFF_SECONDS_MAX = 300.0
 PROBE_SECONDS_MAX = 30.0
 SIBLING_GRACE_SECONDS_MAX = 5.0  # started `once` siblings of a failing call may finish first
 DRAIN_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 10.0  # for calls in flight to obey their cancellation when a worker stops
 MODEL_TRIES_MAX = 4
 MODEL_BACKOFF_SECONDS_MIN = 0.2
 MODEL_BACKOFF_SECONDS_MAX = 20.0
