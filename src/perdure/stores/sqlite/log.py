@@ -41,22 +41,24 @@ class SqliteLog:
             (thread, first, first + count - 1, epoch, tail, body, token, expected.batch, expected.digest),
         )
         if self._changes() != 1:
-            self._refuse(thread, epoch, token, first, body)
+            self._refuse(thread, epoch, token, (first, first + count - 1), body)
         elif self._memory:
             self._count(thread, len(body))
 
-    def _refuse(self, thread: int, epoch: int, token: int, first: int, body: bytes) -> None:
+    def _refuse(self, thread: int, epoch: int, token: int, place: tuple[int, int], body: bytes) -> None:
         rows = self._execute("SELECT id, epoch, token FROM thread WHERE number = ?", (thread,)).fetchall()
         if not rows:
             raise Invalid(f"Thread number {thread} does not exist.", help="Admit work to it first.")
         name, actual, holder = rows[0]
         if (actual, holder) != (epoch, token):
             raise OwnershipLost(f"Thread {name!r} is at epoch {actual}; this append was for epoch {epoch}.")
-        stored = self._execute("SELECT body FROM batch WHERE thread = ? AND first = ?", (thread, first)).fetchall()
+        stored = self._execute(
+            "SELECT body FROM batch WHERE thread = ? AND first = ? AND last = ?", (thread, *place)
+        ).fetchall()
         if stored and stored[0][0] == body:
             return  # an identical replay: already there
         end = self.tail(thread)
-        raise Conflict(f"Thread {name!r} ends at record {end.sequence}; the append expected {first - 1}.")
+        raise Conflict(f"Thread {name!r} ends at record {end.sequence}; the append expected {place[0] - 1}.")
 
     def _count(self, thread: int, size: int) -> None:
         """Keep to the limits of a store in memory. Units that were rolled back count too, until a limit is met."""

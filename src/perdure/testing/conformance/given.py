@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import msgspec
+
 from perdure.errors import Error
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Admission, ApprovalRow, Claimed, EffectRow, Intent, IntentKind, Submission
@@ -66,6 +68,14 @@ async def refused(error: type[E], work: Awaitable[object]) -> E:
     except error as found:
         return found
     raise AssertionError(f"no {error.__name__}, but {result!r}")
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def altered(row: R, **changes: object) -> R:
+    """A row of the ledger with other values in some fields."""
+    return msgspec.structs.replace(row, **changes)
 
 
 class Given:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from perdure.errors import Conflict, Corrupt, Invalid, OwnershipLost
 from perdure.ports.ledger import Intent
 from perdure.ports.store import Store, Transaction
 from perdure.testing.conformance import ledger_lists
-from perdure.testing.conformance.given import LEASE, Factory, Given, cases_of, check, equal, refused, suite, work_of
+from perdure.testing.conformance.given import (
+    LEASE,
+    Factory,
+    Given,
+    altered,
+    cases_of,
+    check,
+    equal,
+    refused,
+    suite,
+    work_of,
+)
 
 
 def ledger_suite(factory: Factory) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
@@ -405,7 +415,7 @@ async def case_a_settlement_is_written_once(store: Store) -> None:
     for release in (False, True):
         error = await refused(Conflict, given.settle(claimed, "completed", release=release))
         check("cancelled" in str(error), f"the message should name the stored outcome: {error}")
-    stale = replace(claimed, epoch=claimed.epoch - 1)
+    stale = altered(claimed, epoch=claimed.epoch - 1)
     await refused(Conflict, given.settle(stale, "completed"))
     equal(given.row(row.id), before)
 
@@ -427,7 +437,7 @@ async def case_a_claim_settles_nothing_of_another_thread(store: Store) -> None:
     _, claimed = await given.running("t")
     await refused(Invalid, given.settle(claimed, of=other.id))
     await refused(Invalid, given.settle(claimed, of="sub_nobody"))
-    await refused(Invalid, given.suspend(replace(claimed, submission=other)))
+    await refused(Invalid, given.suspend(altered(claimed, submission=other)))
     equal(given.state(other.id), "input-applied")
 
 
@@ -447,8 +457,8 @@ async def case_an_illegal_step_changes_nothing(store: Store) -> None:
     row, claimed = await given.running()
     queued = await given.admit()
     before = given.row(queued.id)
-    await refused(Invalid, given.suspend(replace(claimed, submission=queued)))
-    await refused(Invalid, given.park(replace(claimed, submission=queued)))
+    await refused(Invalid, given.suspend(altered(claimed, submission=queued)))
+    await refused(Invalid, given.park(altered(claimed, submission=queued)))
     equal(given.row(queued.id), before)
     await given.settle(claimed, release=False)
     await refused(Invalid, given.suspend(claimed))
@@ -614,10 +624,10 @@ async def case_the_first_intent_wins_and_every_later_one_is_told_of_it(store: St
     row = await given.admit()
     base = Intent(0, row.thread_number, row.id, "cancel", row.id, b'{"n":1}', "ann", "first", 30)
     stored, new = await given.do(lambda tx: tx.ledger.add_intent(base))
-    equal((new, stored), (True, replace(base, id=stored.id)))
-    later = replace(base, body=b'{"n":2}', by="bob", reason="second", at=31)
+    equal((new, stored), (True, altered(base, id=stored.id)))
+    later = altered(base, body=b'{"n":2}', by="bob", reason="second", at=31)
     equal(await given.do(lambda tx: tx.ledger.add_intent(later)), (stored, False))
-    other, new = await given.do(lambda tx: tx.ledger.add_intent(replace(later, kind="verdict", submission=None)))
+    other, new = await given.do(lambda tx: tx.ledger.add_intent(altered(later, kind="verdict", submission=None)))
     equal((new, other.id != stored.id), (True, True))
 
 

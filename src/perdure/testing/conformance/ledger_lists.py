@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
 from perdure.errors import Conflict
 from perdure.ports.ledger import ApprovalRow, Fault, WorkItem
 from perdure.ports.store import Store, Transaction
-from perdure.testing.conformance.given import LEASE, Given, check, equal, refused, work_of
+from perdure.testing.conformance.given import LEASE, Given, altered, check, equal, refused, work_of
 
 # -- effects and approvals --------------------------------------------------------------------------------------------
 
@@ -20,7 +18,7 @@ async def case_an_effect_is_listed_as_it_stands(store: Store) -> None:
     equal(given.look(lambda tx: tx.ledger.effect(effect.id)), effect)
     await given.do(lambda tx: tx.ledger.end_effect(effect.id, "unknown", None, 50))
     await given.do(lambda tx: tx.ledger.end_effect(effect.id, "confirmed", "applied", None))
-    wanted = replace(effect, status="confirmed", verdict="applied", ended_at=50)
+    wanted = altered(effect, status="confirmed", verdict="applied", ended_at=50)
     equal(given.look(lambda tx: tx.ledger.effect(effect.id)), wanted)
     equal(given.look(lambda tx: tx.ledger.effects(status="confirmed")), [wanted])
     equal(given.look(lambda tx: tx.ledger.effects(run=row.run)), [wanted])
@@ -127,11 +125,11 @@ async def case_an_approval_is_asked_and_decided_once(store: Store) -> None:
     asked = given.look(lambda tx: tx.ledger.approval(first))
     if asked is None:
         raise AssertionError("the approval is gone")
-    await given.do(lambda tx: tx.ledger.put_approval(replace(asked, reason="another")))
+    await given.do(lambda tx: tx.ledger.put_approval(altered(asked, reason="another")))
     equal(given.look(lambda tx: tx.ledger.approval(first)), asked)
     await given.do(lambda tx: tx.ledger.decide_approval(first, "approved", "ann", "fine", 40))
     await given.do(lambda tx: tx.ledger.decide_approval(first, "rejected", "bob", "no", 50))
-    wanted = replace(asked, status="approved", by="ann", decision_reason="fine", decided_at=40)
+    wanted = altered(asked, status="approved", by="ann", decision_reason="fine", decided_at=40)
 
     def listed(status: str | None = None, run: str | None = None) -> list[ApprovalRow]:
         return given.look(lambda tx: tx.ledger.approvals(status=status, run=run))
@@ -151,7 +149,7 @@ async def case_open_work_is_listed_in_order_and_without_payload(store: Store) ->
     await given.settle((await given.claims(limit=1))[0])
     work = given.look(lambda tx: tx.ledger.open_work())
     equal([item.submission for item in work], [rows[2].id, rows[1].id, rows[3].id])
-    names = {field.name for field in fields(WorkItem)}
+    names = set(WorkItem.__struct_fields__)
     check(not names & {"input", "failure", "body", "arguments"}, f"a work item carries no payload: {names}")
     row, item = given.row(rows[2].id), work[0]
     equal(item, WorkItem(row.id, "t0", row.thread_number, 2, "agent", "ready", 2))
@@ -175,12 +173,14 @@ async def case_submissions_are_listed_by_admission(store: Store) -> None:
     first = (await given.claims(limit=1))[0]
     await given.settle(first)
 
-    def listed(thread: int | None = None, state: str | None = None, limit: int = 10) -> list[str]:
-        found = given.look(lambda tx: tx.ledger.submissions(thread=thread, state=state, limit=limit))
+    def listed(thread: int | None = None, state: str | None = None, after: str = "", limit: int = 10) -> list[str]:
+        found = given.look(lambda tx: tx.ledger.submissions(thread=thread, state=state, after=after, limit=limit))
         return [row.id for row in found]
 
     equal(listed(), [row.id for row in rows])
     equal(listed(limit=2), [row.id for row in rows[:2]])
+    equal(listed(after=rows[1].id), [row.id for row in rows[2:]])
+    equal(listed(thread=rows[1].thread_number, after=rows[1].id), [rows[3].id])
     equal(listed(thread=rows[1].thread_number), [rows[1].id, rows[3].id])
     equal(listed(state="settled"), [rows[0].id])
 
@@ -221,11 +221,11 @@ async def case_a_fault_keeps_its_beginning_and_counts_its_tries(store: Store) ->
     fault = Fault(row.thread_number, "t", "corrupt", "digest", 20, 20, 1, 100)
     await given.do(lambda tx: tx.ledger.put_fault(fault))
     await given.do(lambda tx: tx.ledger.put_fault(Fault(other.thread_number, "other", "slow", "", 10, 10, 1, 90)))
-    again = replace(fault, kind="incompatible", message="format 2", first_at=30, last_at=30, next_at=300)
+    again = altered(fault, kind="incompatible", message="format 2", first_at=30, last_at=30, next_at=300)
     await given.do(lambda tx: tx.ledger.put_fault(again))
     faults = given.look(lambda tx: tx.ledger.faults())
     equal([found.thread_id for found in faults], ["other", "t"])
-    equal(faults[1], replace(again, first_at=20, tries=2))
+    equal(faults[1], altered(again, first_at=20, tries=2))
     equal((given.state(row.id), given.row(row.id).outcome), ("ready", None))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from perdure.errors import Conflict, Invalid, OwnershipLost
 from perdure.limits import BATCH_RECORDS_MAX, MIB
@@ -12,7 +11,18 @@ from perdure.ports.failpoints import Boundary
 from perdure.ports.log import StoredBatch, Tail
 from perdure.ports.store import Store, Transaction
 from perdure.records.codec import EMPTY_TAIL
-from perdure.testing.conformance.given import LEASE, Factory, Given, cases_of, check, equal, refused, suite, tail_after
+from perdure.testing.conformance.given import (
+    LEASE,
+    Factory,
+    Given,
+    altered,
+    cases_of,
+    check,
+    equal,
+    refused,
+    suite,
+    tail_after,
+)
 
 EMPTY = Tail(0, EMPTY_TAIL, 0)
 
@@ -128,9 +138,9 @@ async def case_only_the_current_epoch_and_token_may_append(store: Store) -> None
     given = Given(store)
     _, claimed = await given.running()
     for wrong in (
-        replace(claimed, epoch=claimed.epoch - 1),
-        replace(claimed, epoch=claimed.epoch + 1),
-        replace(claimed, token=claimed.token + 1),
+        altered(claimed, epoch=claimed.epoch - 1),
+        altered(claimed, epoch=claimed.epoch + 1),
+        altered(claimed, token=claimed.token + 1),
     ):
         await refused(OwnershipLost, given.append(wrong, EMPTY))
     equal(given.tail(claimed.number), EMPTY)
@@ -171,7 +181,7 @@ async def case_a_lapsed_lease_alone_takes_nothing_away(store: Store) -> None:
 async def case_an_append_to_no_thread_is_refused(store: Store) -> None:
     given = Given(store)
     _, claimed = await given.running()
-    await refused(Invalid, given.append(replace(claimed, number=claimed.number + 1), EMPTY))
+    await refused(Invalid, given.append(altered(claimed, number=claimed.number + 1), EMPTY))
     equal(given.batches(claimed.number + 1), [])
 
 
@@ -183,7 +193,7 @@ async def case_threads_do_not_see_each_other(store: Store) -> None:
     await given.append(two, EMPTY, b"two")
     equal([batch.body for batch in given.batches(one.number)], [b"one"])
     equal([batch.body for batch in given.batches(two.number)], [b"two"])
-    await refused(OwnershipLost, given.append(replace(one, number=two.number), given.tail(two.number)))
+    await refused(OwnershipLost, given.append(altered(one, number=two.number), given.tail(two.number)))
 
 
 async def case_reading_goes_on_after_a_place_with_the_exact_rest(store: Store) -> None:
@@ -199,6 +209,20 @@ async def case_reading_goes_on_after_a_place_with_the_exact_rest(store: Store) -
     for n, place in enumerate(places):
         equal(given.batches(claimed.number, place), everything[n:])
         equal(given.batches(claimed.number, place, 3), everything[n : n + 3])
+
+
+async def case_reading_from_a_record_begins_with_the_batch_that_holds_it(store: Store) -> None:
+    given = Given(store)
+    _, claimed = await given.running()
+    tail = EMPTY
+    for n in range(6):
+        tail = await given.append(claimed, tail, b"%d" % n, 1 + n % 3)
+    everything = given.batches(claimed.number)
+    for sequence in range(1, tail.sequence + 1):
+        for limit in (1, 2, 100):
+            found = given.look(lambda tx, s=sequence, m=limit: tx.log.read_from(claimed.number, s, m))  # type: ignore[misc]
+            equal(found, [batch for batch in everything if batch.last >= sequence][:limit])
+    equal(given.look(lambda tx: tx.log.read_from(claimed.number, tail.sequence + 1, 9)), [])
 
 
 async def case_appends_that_nobody_awaits_land_in_the_order_of_their_calls(store: Store) -> None:
@@ -227,7 +251,7 @@ async def case_a_refused_append_harms_no_neighbour(store: Store) -> None:
     given = Given(store)
     _, one = await given.running("one")
     _, two = await given.running("two")
-    stale = replace(two, epoch=two.epoch - 1)
+    stale = altered(two, epoch=two.epoch - 1)
     results = await asyncio.gather(
         given.append(one, EMPTY, b"one"),
         given.append(stale, EMPTY, b"stale"),
