@@ -18,6 +18,7 @@ from perdure.definitions.policy import Policy
 from perdure.definitions.registry import Registration, Registry
 from perdure.definitions.tool import tool
 from perdure.errors import Conflict, Invalid
+from support.naming import stable
 
 
 class Ticket(BaseModel):
@@ -222,7 +223,7 @@ def test_an_agent_is_immutable_and_can_be_extended() -> None:
         ({"settings": {"a": (1,)}}, "tuple"),
         ({"settings": {"a": float("nan")}}, "nan"),
     ],
-    ids=lambda part: str(part)[:50],
+    ids=stable,
 )
 def test_a_bad_agent_is_invalid(options: dict[str, Any], says: str) -> None:
     with pytest.raises(Invalid) as caught:

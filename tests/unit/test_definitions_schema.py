@@ -30,6 +30,7 @@ from perdure.definitions import jsonschema
 from perdure.definitions.schema import Codec, codec_of
 from perdure.errors import Invalid
 from perdure.limits import INLINE_BYTES_MAX, JSON_DEPTH_MAX
+from support.naming import stable
 
 
 class Colour(enum.Enum):
@@ -203,7 +204,7 @@ GOOD: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("type_", "value"), GOOD, ids=lambda part: str(part)[:40])
+@pytest.mark.parametrize(("type_", "value"), GOOD, ids=lambda part: stable(part) if isinstance(part, type) else "value")
 def test_what_fits_comes_back_equal(type_: Any, value: Any) -> None:
     codec = codec_of(type_)
     raw, decoded = codec.round_trip(value, "result")
@@ -287,7 +288,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("case", BAD, ids=lambda case: f"{case.type_}-{case.value!r:.40}"[:80])
+@pytest.mark.parametrize("case", BAD, ids=lambda case: stable(f"{case.type_}-{case.value!r}"))
 def test_what_would_come_back_as_something_else_is_refused_by_name(case: Refusal) -> None:
     codec = codec_of(case.type_)
     for call in (codec.round_trip, codec.encode):

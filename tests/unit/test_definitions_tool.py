@@ -23,6 +23,7 @@ from perdure.definitions.schema import codec_of
 from perdure.definitions.tool import EFFECTS, KINDS, RISKS, Secret, Tool, ToolContext, tool
 from perdure.definitions.verdicts import NotApplied, UnknownCall, Verdict
 from perdure.errors import Invalid
+from support.naming import stable
 
 
 class Line(BaseModel):
@@ -456,7 +457,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "says"), BAD_OPTIONS, ids=lambda part: str(part)[:50])
+@pytest.mark.parametrize(("options", "says"), BAD_OPTIONS, ids=stable)
 def test_a_bad_option_is_invalid(options: dict[str, Any], says: str) -> None:
     with pytest.raises(Invalid) as caught:
         tool(**options)(plain)

@@ -13,8 +13,8 @@ import msgspec
 from perdure import ids
 from perdure.agent.events import Event, ToolCallProgress
 from perdure.clock import to_datetime
-from perdure.definitions.schema import Codec, codec_of
 from perdure.definitions.context import ToolContext
+from perdure.definitions.schema import Codec, codec_of
 from perdure.definitions.tool import Tool
 from perdure.engine import effects
 from perdure.engine.attempt import Attempt

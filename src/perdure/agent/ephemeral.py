@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from perdure.agent import events
 from perdure.agent.batch import Toolbox
@@ -64,8 +65,7 @@ class NowhereStore:
         """Nothing to close."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """What a run here and now came to.
 
     Attributes:

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RunStarted:
+
+class RunStarted(msgspec.Struct, frozen=True):
     """The run began."""
 
     run: str
     thread: str
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStarted:
+class TurnStarted(msgspec.Struct, frozen=True):
     """The model is asked for turn ``turn`` (from 1)."""
 
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """Provisional text of the answer."""
 
     turn: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     """Provisional reasoning text."""
 
     turn: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallStarted:
+class ToolCallStarted(msgspec.Struct, frozen=True):
     """A call was dispatched."""
 
     call: str
@@ -46,8 +42,7 @@ class ToolCallStarted:
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallProgress:
+class ToolCallProgress(msgspec.Struct, frozen=True):
     """The tool reported progress."""
 
     call: str
@@ -55,8 +50,7 @@ class ToolCallProgress:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallEnded:
+class ToolCallEnded(msgspec.Struct, frozen=True):
     """A call has an outcome: ``confirmed``, ``refused`` or ``unknown``."""
 
     call: str
@@ -65,8 +59,7 @@ class ToolCallEnded:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRequested:
+class ApprovalRequested(msgspec.Struct, frozen=True):
     """A call waits for a person."""
 
     approval: str
@@ -75,16 +68,14 @@ class ApprovalRequested:
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnCompleted:
+class TurnCompleted(msgspec.Struct, frozen=True):
     """A response is recorded. ``finish`` is the provider's reason."""
 
     turn: int
     finish: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(msgspec.Struct, frozen=True):
     """The run settled: ``completed``, ``failed`` or ``cancelled``. At most one, always last."""
 
     outcome: str

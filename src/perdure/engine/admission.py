@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from perdure import ids
 from perdure.canonical import digest_raw
@@ -11,8 +11,7 @@ from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Admission
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """Proof that work was durably admitted and is owed one settlement. Carries no authority.
 
     Attributes:

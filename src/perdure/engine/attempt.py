@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -36,25 +35,21 @@ Interruption = Literal["cancel", "deadline", "shutdown"]
 _failure_encoder = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """The run ended."""
 
     outcome: SettledOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
+class Suspended(msgspec.Struct, frozen=True):
     """The run waits for decisions, as a barrier on its thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
+class Parked(msgspec.Struct, frozen=True):
     """The run waits for verdicts; later input may pass it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Yielded:
+class Yielded(msgspec.Struct, frozen=True):
     """The attempt gives the claim back; the work stays owed."""
 
     not_before: int = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perdure.engine.host import Host
 from perdure.errors import Error, Invalid, Refused, Unknown
@@ -18,23 +19,20 @@ from perdure.ports.failpoints import Boundary
 from perdure.records.parts import Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(msgspec.Struct, frozen=True):
     """It took place and gave this value."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedOutcome:
+class RefusedOutcome(msgspec.Struct, frozen=True):
     """It definitely did not take place, or definitely failed. ``cause`` is what the body raised."""
 
     failure: Failure
     cause: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownOutcome:
+class UnknownOutcome(msgspec.Struct, frozen=True):
     """It may have taken place. ``cause`` is what hid the outcome."""
 
     reason: str

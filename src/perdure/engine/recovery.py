@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -40,8 +39,7 @@ _encode = msgspec.json.Encoder().encode
 _INLINE_BATCHES = 64  # longer logs are read off the loop
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What recovery decided about one submission, and whether it was carried out here."""
 
     submission: str
@@ -51,8 +49,7 @@ class Report:
     disposition: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """One pass: a report for each open submission, a fault for each thread that could not be read."""
 
     reports: tuple[Report, ...]

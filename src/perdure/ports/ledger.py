@@ -8,16 +8,16 @@ and raise ``OwnershipLost`` when they are not the thread's current ones; the che
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from perdure.ports.log import Tail
 
 Order = Literal["queue", "join"]
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """What is admitted. Equal admissions under one key are the same submission."""
 
     submission: str
@@ -32,8 +32,7 @@ class Admission:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """One row of the ledger."""
 
     id: str
@@ -60,8 +59,7 @@ class Submission:
     settled_at: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkItem:
+class WorkItem(msgspec.Struct, frozen=True):
     """What discovery needs of an open submission: identities, order, state. Never a payload."""
 
     submission: str
@@ -73,8 +71,7 @@ class WorkItem:
     created_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True):
     """A granted ownership of one thread: the fence, the log's tail, what it was granted for."""
 
     number: int
@@ -88,8 +85,7 @@ class Claimed:
     superseded: bool  # an earlier owner never gave it back: it may have had a model call in flight
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadRow:
+class ThreadRow(msgspec.Struct, frozen=True):
     """One thread as the ledger knows it."""
 
     number: int
@@ -106,8 +102,7 @@ class ThreadRow:
 IntentKind = Literal["cancel", "approval", "verdict"]
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(msgspec.Struct, frozen=True):
     """A command on its way into a log: immutable, first wins per ``(kind, subject)``.
 
     ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict);
@@ -126,8 +121,7 @@ class Intent:
     applied_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EffectRow:
+class EffectRow(msgspec.Struct, frozen=True):
     """One effect as the ledger lists it. What it repeats of the log is re-derived and compared by ``verify``."""
 
     id: str
@@ -153,8 +147,7 @@ class EffectRow:
     held_until: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRow:
+class ApprovalRow(msgspec.Struct, frozen=True):
     """One approval request. ``arguments`` is redacted JSON; ``digest`` covers the exact arguments."""
 
     id: str
@@ -173,8 +166,7 @@ class ApprovalRow:
     decided_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """Why a thread is blocked. It never settles work and never proves that an effect failed."""
 
     thread: int

@@ -5,8 +5,9 @@ All verbs run inside a unit of work of the store (``ports.store``), in the write
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 
 class Tail(NamedTuple):
@@ -23,8 +24,7 @@ class Tail(NamedTuple):
     batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBatch:
+class StoredBatch(msgspec.Struct, frozen=True):
     """A batch as stored: its place, the digest after it, and the bytes as appended."""
 
     first: int

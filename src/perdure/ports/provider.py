@@ -7,15 +7,15 @@ dispatch: whether the request surely never left, surely failed, or may have been
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from perdure.errors import Error
 from perdure.records.parts import Part, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
+class ToolSpec(msgspec.Struct, frozen=True):
     """A tool as shown to the model: ``parameters`` is a JSON Schema object."""
 
     name: str
@@ -23,22 +23,19 @@ class ToolSpec:
     parameters: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SystemMessage:
+class SystemMessage(msgspec.Struct, frozen=True):
     """Instructions."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class UserMessage:
+class UserMessage(msgspec.Struct, frozen=True):
     """What the user asked; JSON text of the encoded input, or plain text for ``str`` inputs."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class AssistantMessage:
+class AssistantMessage(msgspec.Struct, frozen=True):
     """An earlier response. Every call in ``parts`` is answered by the ``ToolMessage`` that follows, in order.
 
     ``CallPart.arguments`` is always a JSON object here, and ``CallPart.provider_id`` unique and non-empty.
@@ -50,8 +47,7 @@ class AssistantMessage:
     continuation: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True):
     """The answer to one call: JSON or plain text; ``failed`` marks failures and explanatory results."""
 
     provider_id: str
@@ -60,8 +56,7 @@ class ToolResult:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolMessage:
+class ToolMessage(msgspec.Struct, frozen=True):
     """Results of one batch, in the order the calls were declared; complete by construction."""
 
     results: tuple[ToolResult, ...]
@@ -70,8 +65,7 @@ class ToolMessage:
 Message = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """Everything a model needs for one response.
 
     Attributes:
@@ -92,14 +86,13 @@ class Request:
     tools: tuple[ToolSpec, ...] = ()
     output_schema: dict[str, Any] | None = None
     timeout: float | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 Finish = Literal["stop", "tool_calls", "length", "refusal", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """One complete response. ``finish`` ``length`` means it was cut: calls in it never run."""
 
     parts: tuple[Part, ...]
@@ -109,8 +102,7 @@ class Response:
     continuation: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """Provisional text while a response streams; only the complete response is a fact."""
 
     kind: Literal["text", "reasoning"]

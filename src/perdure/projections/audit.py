@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from perdure.canonical import digest_raw
 from perdure.clock import Instant
 from perdure.engine.intents import decode_verdict
 from perdure.errors import Corrupt, Error, Incompatible, Invalid
-from perdure.limits import FINDINGS_MAX, PAGE_BATCHES_MAX, PAGE_ROWS_MAX, SCAN_RECORDS_MAX
+from perdure.limits import APPROVALS_MAX, FINDINGS_MAX, PAGE_BATCHES_MAX, PAGE_ROWS_MAX, SCAN_RECORDS_MAX
 from perdure.ports.ledger import ApprovalRow, EffectRow, Fault, Intent, Submission, ThreadRow
 from perdure.ports.store import Store, Transaction
 from perdure.projections.obligations import Waiting, waits_for
@@ -35,8 +34,7 @@ from perdure.rules.lifecycle import ApprovalStatus, SubmissionState
 # -- explain ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """Where a submission stands and what recovery would do with it.
 
     Attributes:
@@ -60,8 +58,7 @@ class Explanation:
     command: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Situation:
+class _Situation(msgspec.Struct, frozen=True):
     """What one snapshot says about a submission."""
 
     row: Submission
@@ -203,15 +200,13 @@ AUDIT_CHECKS = {
 STORE_CHECKS = {"store-integrity": "The store finds its own file in order."}
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadCheck(Check):
+class ThreadCheck(Check, frozen=True):
     """One law and how the store stands to it. ``thread``: where it is broken; None when it is said of all of them."""
 
     thread: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(msgspec.Struct, frozen=True):
     """Every check over everything that was read. True exactly when none failed.
 
     Attributes:
@@ -249,6 +244,7 @@ async def verify(store: Store, thread: str | None = None) -> Verification:
             except Corrupt as error:
                 tally.fail("store-integrity", None, error.message)
                 break
+        await _find_strays(store, tally)
     else:
         await store.scan(lambda tx: _verify_one(tx, thread, tally))
     await _integrity(store, tally)
@@ -330,6 +326,49 @@ def _verify_one(tx: Transaction, thread: str, tally: _Tally) -> None:
         tally.fail("store-integrity", thread, error.message)
 
 
+async def _find_strays(store: Store, tally: _Tally) -> None:
+    """Rows of effects and approvals to which no run of any thread leads."""
+    after: str | None = ""
+    try:
+        while after is not None:
+            start = after
+            after = await store.scan(lambda tx, start=start: _stray_effects(tx, start, tally))  # type: ignore[misc]
+        await store.scan(lambda tx: _stray_approvals(tx, tally))
+    except Corrupt as error:
+        tally.fail("store-integrity", None, error.message)
+
+
+def _stray_effects(tx: Transaction, after: str, tally: _Tally) -> str | None:
+    rows = tx.ledger.effects(after=after, limit=SCAN_RECORDS_MAX)
+    owned = {run: tx.ledger.submission(run) is not None for run in {row.run for row in rows}}
+    for row in rows:
+        if not owned[row.run] and not _started_at(tx, row):
+            tally.fail("ledger-places", None, f"effect {row.id!r} belongs to no run: {row.run!r}")
+    return rows[-1].id if len(rows) == SCAN_RECORDS_MAX else None
+
+
+def _started_at(tx: Transaction, row: EffectRow) -> bool:
+    """Whether the log holds the start of an effect where its row says: that of a run nobody owes."""
+    try:
+        found = tx.log.read_from(row.thread, row.sequence, 1)
+        records = codec.decode(found[0].body).records if found else ()
+    except Error:
+        return True  # the check of that thread's bytes says so
+    return any(getattr(record, "effect", None) == row.id for record in records)
+
+
+def _stray_approvals(tx: Transaction, tally: _Tally) -> None:
+    for row in tx.ledger.approvals(limit=APPROVALS_MAX):
+        if tx.ledger.submission(row.run) is None and not _asked(tx, row):
+            tally.fail("ledger-places", None, f"approval {row.id!r} belongs to no run: {row.run!r}")
+
+
+def _asked(tx: Transaction, row: ApprovalRow) -> bool:
+    """Whether the log of a thread holds a request: that of a run nobody owes. Reads all of it."""
+    needle = msgspec.json.encode(row.id)
+    return any(needle in body for *_, body in _stored(tx, row.thread))
+
+
 # Only batches that hold one of these are decoded a second time.
 _NOTED = re.compile(
     rb'"kind":"(?:UserInputRecorded|RunStarted|ToolApprovalRequested|ToolApprovalDecided|CancelRequested'
@@ -337,19 +376,18 @@ _NOTED = re.compile(
 )
 
 
-@dataclass(slots=True)
-class _Noted:
+class _Noted(msgspec.Struct):
     """What the log says that rows repeat word for word."""
 
     last: int = 0
     epoch: int = 0
-    inputs: dict[str, bytes] = field(default_factory=dict)  # run -> SHA-256 of the input's bytes
-    programs: dict[str, str] = field(default_factory=dict)  # run -> program
-    asked: dict[str, str] = field(default_factory=dict)  # approval -> reason
-    decided: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # approval -> decision, by, reason
-    cancels: dict[str, tuple[str, str]] = field(default_factory=dict)  # submission -> by, reason
-    verdicts: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)  # effect -> verdict, by, reason
-    settled: set[str] = field(default_factory=set)
+    inputs: dict[str, bytes] = msgspec.field(default_factory=dict)  # run -> SHA-256 of the input's bytes
+    programs: dict[str, str] = msgspec.field(default_factory=dict)  # run -> program
+    asked: dict[str, str] = msgspec.field(default_factory=dict)  # approval -> reason
+    decided: dict[str, tuple[str, str, str]] = msgspec.field(default_factory=dict)  # approval -> decision, by, reason
+    cancels: dict[str, tuple[str, str]] = msgspec.field(default_factory=dict)  # submission -> by, reason
+    verdicts: dict[str, list[tuple[str, str, str]]] = msgspec.field(default_factory=dict)  # effect -> verdict, by, reason
+    settled: set[str] = msgspec.field(default_factory=set)
 
     def take(self, record: codec.Record) -> None:
         match record:
@@ -432,7 +470,7 @@ class _Judge:
             for row in page:
                 self._submission(row)
                 self._runs[row.run] = None
-                slim = replace(row, input=b"")
+                slim = msgspec.structs.replace(row, input=b"")
                 if row.state != SubmissionState.SETTLED:
                     self._open.append(slim)
                 yield slim
@@ -454,7 +492,7 @@ class _Judge:
 
     def _approval_rows(self) -> Iterator[ApprovalRow]:
         for run in {**self._runs, **dict.fromkeys(self._noted.inputs)}:
-            for row in self._tx.ledger.approvals(run=run, limit=1 << 31):
+            for row in self._tx.ledger.approvals(run=run, limit=APPROVALS_MAX):
                 self._approval(row)
                 self._approvals[row.id] = row.status
                 yield row
@@ -464,7 +502,7 @@ class _Judge:
         noted = self._noted
         try:
             covered = digest_raw(row.input) == row.input_digest
-        except msgspec.MsgspecError:
+        except (Error, msgspec.MsgspecError):
             covered = False
         if not covered:
             self._fail("ledger-bytes", f"the input of {row.id!r} is not the one its digest covers")
@@ -479,6 +517,9 @@ class _Judge:
         settled = row.state == SubmissionState.SETTLED
         if settled != (row.outcome is not None) or settled != (row.settled_at is not None):
             self._fail("ledger-places", f"{row.id!r} is {row.state} with outcome {row.outcome}")
+        applied = (SubmissionState.INPUT_APPLIED, SubmissionState.SUSPENDED, SubmissionState.UNKNOWN)
+        if not settled and (row.state in applied) != (row.input_sequence is not None):
+            self._fail("ledger-places", f"{row.id!r} is {row.state} and its input is marked at {row.input_sequence}")
         if row.attempt_tail > noted.last:
             self._fail(
                 "ledger-ownership", f"{row.id!r} was claimed at record {row.attempt_tail}; the log ends at {noted.last}"
@@ -559,7 +600,7 @@ def _shows(row: ApprovalRow) -> bool:
         shown = msgspec.json.decode(row.arguments)
         if digest_raw(row.arguments) == row.digest:
             return True
-    except msgspec.MsgspecError:
+    except (Error, msgspec.MsgspecError):
         return False
     return isinstance(shown, dict) and SHOWN in shown.values()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from perdure.clock import MICROSECONDS, Instant
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX, PAGE_ROWS_MAX
@@ -19,8 +20,7 @@ WORKER = "perdure worker --app MODULE:NAME"
 _FAR = 10 * 365 * 24 * 3600 * MICROSECONDS  # a backoff beyond this waits for an operator
 
 
-@dataclass(frozen=True, slots=True)
-class Obligation:
+class Obligation(msgspec.Struct, frozen=True):
     """One owed submission.
 
     Attributes:
@@ -47,8 +47,7 @@ class Obligation:
     command: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """What one submission waits for, and the command that helps."""
 
     on: BlockedOn | None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -44,8 +43,7 @@ _RESTORE = "Run `perdure verify` and restore the database from a backup."
 # -- settlement -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """The one terminal outcome of a submission.
 
     Attributes:
@@ -111,8 +109,7 @@ async def _batches(store: Store, thread: int, sequence: int) -> AsyncIterator[St
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(msgspec.Struct, frozen=True):
     """One try of one touch of the outside world.
 
     Attributes:
@@ -171,8 +168,7 @@ def reconcile_command(effect: str) -> str:
     return f"perdure effects reconcile {effect} --verdict … --reason …"
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(msgspec.Struct):
     """What the log says about one effect, as far as it was read."""
 
     arguments: Any = None
@@ -272,8 +268,7 @@ def _outcome(found: _Found, record: codec.Record, row: EffectRow) -> None:
 # -- approvals --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
+class Approval(msgspec.Struct, frozen=True):
     """One request for approval.
 
     Attributes:
@@ -336,7 +331,11 @@ async def read_output(store: Store, row: Submission) -> bytes:
     completed = await _completed(store, row)
     if completed is None:
         raise Corrupt(f"The log does not hold the output of run {row.run!r}.", help=_RESTORE)
-    if completed.result_digest != result_digest(completed.output, completed.disposition):
+    try:
+        covered = result_digest(completed.output, completed.disposition)
+    except Invalid:
+        covered = ""
+    if completed.result_digest != covered:
         raise Corrupt(f"The stored output of run {row.run!r} is not the one its digest covers.", help=_RESTORE)
     return bytes(completed.output)
 
@@ -367,8 +366,7 @@ async def _completed(store: Store, row: Submission) -> RunCompleted | None:
 # -- one run ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StepView:
+class StepView(msgspec.Struct, frozen=True):
     """One named step of a call: ``status`` is ``confirmed``, ``started``, ``unknown`` or ``refused``."""
 
     name: str
@@ -378,8 +376,7 @@ class StepView:
     effect: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallView:
+class CallView(msgspec.Struct, frozen=True):
     """One tool call.
 
     Attributes:
@@ -404,8 +401,7 @@ class CallView:
     approval: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
+class TurnView(msgspec.Struct, frozen=True):
     """One response of the model and its calls. ``rejected`` says why its output was refused, if it was."""
 
     turn: int
@@ -417,8 +413,7 @@ class TurnView:
     rejected: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
+class RunView(msgspec.Struct, frozen=True):
     """One run.
 
     Attributes:
@@ -446,7 +441,7 @@ class RunView:
     failure: Failure | None
     disposition: str | None = None
     turns: tuple[TurnView, ...] = ()
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = msgspec.field(default_factory=Usage)
     deadline: dt.datetime | None = None
     output: Any = None
     key: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -17,8 +16,7 @@ from perdure.ports.store import Store, Transaction
 from perdure.records import codec
 
 
-@dataclass(frozen=True, slots=True)
-class RecordView:
+class RecordView(msgspec.Struct, frozen=True):
     """One committed record.
 
     Attributes:
@@ -57,8 +55,7 @@ def settles(view: RecordView, submission: str) -> bool:
     return view.kind == "SubmissionSettled" and view.data["submission"] == submission
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadView:
+class ThreadView(msgspec.Struct, frozen=True):
     """One thread.
 
     Attributes:
@@ -129,4 +126,4 @@ async def show(store: Store, thread: str) -> ThreadView:
         if not records:
             break
         history.extend(records)
-    return replace(view, history=tuple(history[: view.records]))
+    return msgspec.structs.replace(view, history=tuple(history[: view.records]))

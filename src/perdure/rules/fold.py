@@ -7,7 +7,6 @@ impure. A record that cannot follow what came before is ``Corrupt``: the log is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -18,8 +17,7 @@ from perdure.records import codec, effect, run, thread
 from perdure.records.parts import CallPart, Failure, Usage
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """One named step of a call."""
 
     result: msgspec.Raw | None = None
@@ -37,8 +35,7 @@ def _no_steps() -> Mapping[str, Step]:
     return _NO_STEPS
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """One tool call of a run, with everything that happened to it."""
 
     id: str
@@ -53,7 +50,7 @@ class Call:
     tries_at_progress: int = 0  # tries when its newest step was recorded
     unknown: effect.ToolCallUnknown | None = None  # open unknown of the call itself
     verdict: effect.ToolCallResolved | None = None  # the newest verdict on it
-    steps: Mapping[str, Step] = field(default_factory=_no_steps)
+    steps: Mapping[str, Step] = msgspec.field(default_factory=_no_steps)
     result: msgspec.Raw | None = None
     failure: Failure | None = None
     closed: bool = False
@@ -73,14 +70,13 @@ class Call:
                 yield step.unknown
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(msgspec.Struct):
     """One model response and its batch of calls."""
 
     number: int
     response: run.ModelResponseRecorded
     sequence: int  # of the response
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = msgspec.field(default_factory=list)
     rejected: Failure | None = None  # the output did not decode
     unclosed: int = 0  # calls without a result
 
@@ -90,8 +86,7 @@ class Turn:
         return self.unclosed > 0
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """One run, as far as its records say."""
 
     id: str
@@ -99,9 +94,9 @@ class Run:
     input: msgspec.Raw
     input_sequence: int
     started: run.RunStarted | None = None
-    turns: list[Turn] = field(default_factory=list)
-    calls: dict[str, Call] = field(default_factory=dict)
-    usage: Usage = field(default_factory=Usage)
+    turns: list[Turn] = msgspec.field(default_factory=list)
+    calls: dict[str, Call] = msgspec.field(default_factory=dict)
+    usage: Usage = msgspec.field(default_factory=Usage)
     model_tries: int = 0
     model_prepared: run.ModelCallPrepared | None = None
     tool_calls: int = 0
@@ -122,8 +117,7 @@ class Run:
         return [u for call in self.calls.values() for u in call.unknowns()]
 
 
-@dataclass(slots=True)
-class Thread:
+class Thread(msgspec.Struct):
     """A thread's state at ``tail``."""
 
     id: str
@@ -131,10 +125,10 @@ class Thread:
     digest: bytes = codec.EMPTY_TAIL
     epoch: int = 0
     program: str | None = None
-    runs: dict[str, Run] = field(default_factory=dict)
-    settlements: dict[str, thread.SubmissionSettled] = field(default_factory=dict)
-    cancels: dict[str, thread.CancelRequested] = field(default_factory=dict)
-    repairs: list[thread.RepairAnnotated] = field(default_factory=list)
+    runs: dict[str, Run] = msgspec.field(default_factory=dict)
+    settlements: dict[str, thread.SubmissionSettled] = msgspec.field(default_factory=dict)
+    cancels: dict[str, thread.CancelRequested] = msgspec.field(default_factory=dict)
+    repairs: list[thread.RepairAnnotated] = msgspec.field(default_factory=list)
 
 
 def _fail(state: Thread, record: object, why: str) -> Corrupt:

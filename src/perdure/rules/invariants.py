@@ -7,7 +7,6 @@ batch is judged by the bytes that were appended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -151,8 +150,7 @@ class ApprovalRow(Protocol):
     def status(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(msgspec.Struct, frozen=True):
     """The ledger's rows of one thread. They are read after the last batch.
 
     ``positions`` is how many places of its queue were given out. Where each has its row, a submission of the log
@@ -165,8 +163,7 @@ class Ledger:
     positions: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One law and how this history stands to it. ``detail``: the first place that breaks it, or why it is skipped."""
 
     name: str
@@ -174,8 +171,7 @@ class Check:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """Every check of one thread. True when none failed."""
 
     thread: str
@@ -196,8 +192,7 @@ class Report:
 # -- what the trace remembers -----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Effect:
+class _Effect(msgspec.Struct):
     """One started effect, as the log tells it."""
 
     id: str
@@ -224,14 +219,13 @@ class _Effect:
         return self.verdict in _FREEING or (self.status is EffectStatus.REFUSED and self.step is not None)
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     operation: run.ToolOperation
     asked: effect.ToolApprovalRequested | None = None
     decision: str | None = None
     newest: _Effect | None = None
-    steps: dict[str, _Effect] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)  # steps with a result
+    steps: dict[str, _Effect] = msgspec.field(default_factory=dict)
+    done: set[str] = msgspec.field(default_factory=set)  # steps with a result
     closed: bool = False
 
     @property
@@ -247,15 +241,14 @@ class _Call:
 _REPEATABLE = frozenset({EffectClass.PURE, EffectClass.OBSERVE, EffectClass.IDEMPOTENT, EffectClass.KEYED})
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct):
     submission: str
     sequence: int
     input: msgspec.Raw
     deadline: int | None = None
     turn: int = 0
     batch: tuple[str, ...] = ()
-    calls: dict[str, _Call] = field(default_factory=dict)
+    calls: dict[str, _Call] = msgspec.field(default_factory=dict)
     completed: run.RunCompleted | None = None
     settled: bool = False
     doubted: bool = False  # an effect was unknown at some time: it may have been parked
@@ -319,7 +312,7 @@ class _Trace:
             self.fail("nothing-after-settlement", f"input of settled submission {r.submission!r}")
         self.waiting.extend((r.submission, other.submission) for other in self.open.values() if not other.doubted)
         self.order.append(r.submission)
-        self.open[r.run] = self.runs[r.run] = _Run(r.submission, self.sequence, r.input)
+        self.open[r.run] = self.runs[r.run] = _Run(r.submission, self.sequence, r.input.copy())  # not the whole batch
 
     def cancel(self, r: thread.CancelRequested) -> None:
         if r.submission in self.settlements:
@@ -343,6 +336,8 @@ class _Trace:
             owner.settled = True
         self._end_known(r, owner)
         self._output(r, owner)
+        if owner is not None:
+            owner.completed = None  # compared; its output would be kept for nothing
 
     def _end_known(self, r: thread.SubmissionSettled, owner: _Run | None) -> None:
         calls = {} if owner is None else owner.calls
@@ -714,6 +709,13 @@ class _Bytes:
         return batch
 
 
+def _forget(state: fold.Thread, record: codec.Record) -> None:
+    """Drop what a settled run holds, unless a verdict may still come: a long thread is not kept in memory whole."""
+    if isinstance(record, thread.SubmissionSettled) and not record.unknown and record.run in state.runs:
+        owner = state.runs[record.run]
+        owner.turns, owner.calls = [], {}
+
+
 def check(thread_id: str, batches: Iterable[Stored], ledger: Ledger | None = None) -> Report:
     """Judge one thread: its stored batches in order of place, and its ledger rows (None: only the log is judged)."""
     findings = _Findings()
@@ -734,6 +736,7 @@ def check(thread_id: str, batches: Iterable[Stored], ledger: Ledger | None = Non
             if broken is None:
                 try:
                     fold.apply(state, record)
+                    _forget(state, record)
                 except Corrupt as error:
                     broken = error
     if ledger is not None and not unreadable:

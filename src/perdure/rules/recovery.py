@@ -8,7 +8,6 @@ authorizes execution unless today's replay contract of a tool is the one its cal
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
 
@@ -42,8 +41,7 @@ Contract = str | Missing | None
 # -- one call ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(msgspec.Struct, frozen=True):
     """A started effect without outcome, as it is to be recorded unknown unless a probe answers."""
 
     call: str
@@ -53,15 +51,13 @@ class Doubt:
     step: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """No try is recorded and the contract is the same: dispatch. For pure and observe that proves no absence of one."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rerun:
+class Rerun(msgspec.Struct, frozen=True):
     """A try is recorded and another is authorized, with the same key. ``steps``: re-enter, recorded steps are read."""
 
     call: str
@@ -69,31 +65,27 @@ class Rerun:
     steps: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reuse:
+class Reuse(msgspec.Struct, frozen=True):
     """It has a canonical result or was withdrawn: nothing to do."""
 
     call: str
 
 
-@dataclass(frozen=True, slots=True)
-class Inject:
+class Inject(msgspec.Struct, frozen=True):
     """A canonical verdict decides the result (applied, refused, compensated): settle with it, run nothing."""
 
     call: str
     verdict: ToolCallResolved
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(msgspec.Struct, frozen=True):
     """It may never be dispatched (refused at preflight, approval not given): record that, run nothing."""
 
     call: str
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class RetireUnavailable:
+class RetireUnavailable(msgspec.Struct, frozen=True):
     """Its tool is gone or changed: answer it as unavailable, run nothing.
 
     ``not-executed`` is proven (its class requires a started record and there is none, or a verdict says not applied);
@@ -104,32 +96,28 @@ class RetireUnavailable:
     execution: Execution
 
 
-@dataclass(frozen=True, slots=True)
-class NeedsProbe:
+class NeedsProbe(msgspec.Struct, frozen=True):
     """Started, and nobody may say what happened: ask the probe if there is one, else record each doubt unknown."""
 
     call: str
     doubts: tuple[Doubt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitDecision:
+class AwaitDecision(msgspec.Struct, frozen=True):
     """Its approval was asked and is not decided in the log."""
 
     call: str
     approval: str
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitVerdict:
+class AwaitVerdict(msgspec.Struct, frozen=True):
     """Of recorded unknown outcome, or held until every unknown of its batch has a verdict."""
 
     call: str
     effects: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitBinding:
+class AwaitBinding(msgspec.Struct, frozen=True):
     """It may go on, but only where its tool is at hand: leave it to a worker."""
 
     call: str
@@ -304,8 +292,7 @@ def result_digest(output: msgspec.Raw | bytes, disposition: str | None) -> str:
 # -- one submission ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """Everything a decision may rest on.
 
     Attributes:
@@ -332,7 +319,7 @@ class Evidence:
     cancelled: bool = False
     cancel_intent: bool = False
     thread_created: bool = True
-    verdict_intents: Mapping[str, str] = field(default_factory=dict)
+    verdict_intents: Mapping[str, str] = msgspec.field(default_factory=dict)
     approval_intents: Collection[str] = ()
     contracts: Mapping[str, str] | None = None
     past_deadline: bool = False
@@ -378,48 +365,42 @@ def gather(  # noqa: PLR0913 - one argument for each kind of evidence
     )
 
 
-@dataclass(frozen=True, slots=True)
-class NoAction:
+class NoAction(msgspec.Struct, frozen=True):
     """Settled in the ledger, and no command waits."""
 
     disposition: ClassVar[Disposition] = "none"
     meaning: ClassVar[str] = "The submission is settled; nothing is owed."
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteMaterialization:
+class CompleteMaterialization(msgspec.Struct, frozen=True):
     """Create the thread, then make the submission ready."""
 
     disposition: ClassVar[Disposition] = "repaired"
     meaning: ClassVar[str] = "It was admitted before its thread existed; the thread is created and it becomes ready."
 
 
-@dataclass(frozen=True, slots=True)
-class RepairReadiness:
+class RepairReadiness(msgspec.Struct, frozen=True):
     """Make the submission ready."""
 
     disposition: ClassVar[Disposition] = "repaired"
     meaning: ClassVar[str] = "It was admitted and never became ready; it becomes ready."
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitClaim:
+class AwaitClaim(msgspec.Struct, frozen=True):
     """Leave it to a worker's claim."""
 
     disposition: ClassVar[Disposition] = "none"
     meaning: ClassVar[str] = "It is ready and was never attempted; the next free worker takes it."
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyInput:
+class ApplyInput(msgspec.Struct, frozen=True):
     """The next claim applies the input, once."""
 
     disposition: ClassVar[Disposition] = "deferred"
     meaning: ClassVar[str] = "It was claimed and its input is not in the log; the next claim applies it once."
 
 
-@dataclass(frozen=True, slots=True)
-class RepairInputMarker:
+class RepairInputMarker(msgspec.Struct, frozen=True):
     """Set the ledger's marker to where the input stands; append nothing."""
 
     sequence: int
@@ -427,8 +408,7 @@ class RepairInputMarker:
     meaning: ClassVar[str] = "Its input is in the log and the ledger does not say so; the ledger is corrected."
 
 
-@dataclass(frozen=True, slots=True)
-class FinalizeLedgerFromHistory:
+class FinalizeLedgerFromHistory(msgspec.Struct, frozen=True):
     """Make the ledger agree with the canonical settlement."""
 
     settlement: SubmissionSettled
@@ -436,8 +416,7 @@ class FinalizeLedgerFromHistory:
     meaning: ClassVar[str] = "The log holds its settlement; the ledger is closed from it."
 
 
-@dataclass(frozen=True, slots=True)
-class FinalizeReserved:
+class FinalizeReserved(msgspec.Struct, frozen=True):
     """The reserved settlement is canonical: close ledger and reservation from it."""
 
     settlement: SubmissionSettled
@@ -445,16 +424,14 @@ class FinalizeReserved:
     meaning: ClassVar[str] = "Its reserved settlement reached the log; reservation and ledger are closed from it."
 
 
-@dataclass(frozen=True, slots=True)
-class AppendReservedSettlement:
+class AppendReservedSettlement(msgspec.Struct, frozen=True):
     """Append exactly the reserved record, then finalize. It wins over a later cancel."""
 
     disposition: ClassVar[Disposition] = "repaired"
     meaning: ClassVar[str] = "Its settlement was reserved and did not reach the log; exactly that one is appended."
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteFromHistory:
+class CompleteFromHistory(msgspec.Struct, frozen=True):
     """Settle as completed with the recorded output and disposition; decode and project nothing again."""
 
     run: str
@@ -462,8 +439,7 @@ class CompleteFromHistory:
     meaning: ClassVar[str] = "Its output is recorded; it is settled with that output and disposition."
 
 
-@dataclass(frozen=True, slots=True)
-class AppendIntents:
+class AppendIntents(msgspec.Struct, frozen=True):
     """Take commands into the log (same unit: mark them applied), then classify again.
 
     Attributes:
@@ -481,8 +457,7 @@ class AppendIntents:
     meaning: ClassVar[str] = "Commands were given that the log does not hold yet; they are taken in before they count."
 
 
-@dataclass(frozen=True, slots=True)
-class SettleCancelled:
+class SettleCancelled(msgspec.Struct, frozen=True):
     """Record each doubt unknown, then settle as cancelled. ``requested``: CancelRequested is already canonical."""
 
     doubts: tuple[Doubt, ...]
@@ -491,8 +466,7 @@ class SettleCancelled:
     meaning: ClassVar[str] = "It was cancelled; what was in flight is recorded unknown and it is settled as cancelled."
 
 
-@dataclass(frozen=True, slots=True)
-class FailDuration:
+class FailDuration(msgspec.Struct, frozen=True):
     """Record each doubt unknown, then settle as failed (``policy.duration``). Nothing is started any more."""
 
     doubts: tuple[Doubt, ...]
@@ -500,8 +474,7 @@ class FailDuration:
     meaning: ClassVar[str] = "Its deadline passed; what was in flight is recorded unknown and it is settled as failed."
 
 
-@dataclass(frozen=True, slots=True)
-class MarkUnknown:
+class MarkUnknown(msgspec.Struct, frozen=True):
     """Ask a declared probe about each doubt where one is at hand; record the rest unknown."""
 
     doubts: tuple[Doubt, ...]
@@ -509,8 +482,7 @@ class MarkUnknown:
     meaning: ClassVar[str] = "Effects were started and have no outcome; they are reconciled or recorded unknown."
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitUnknownResolution:
+class AwaitUnknownResolution(msgspec.Struct, frozen=True):
     """Stay parked until every one of these effects has a verdict."""
 
     effects: tuple[str, ...]
@@ -518,8 +490,7 @@ class AwaitUnknownResolution:
     meaning: ClassVar[str] = "The outcome of effects is unknown; it waits for a verdict on each (perdure reconcile)."
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitApprovalDecision:
+class AwaitApprovalDecision(msgspec.Struct, frozen=True):
     """Stay suspended until these approvals are decided."""
 
     approvals: tuple[str, ...]
@@ -527,8 +498,7 @@ class AwaitApprovalDecision:
     meaning: ClassVar[str] = "It waits for a person to approve or reject (perdure approve)."
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePendingBatch:
+class ResumePendingBatch(msgspec.Struct, frozen=True):
     """Carry out one plan for each call of the open batch."""
 
     turn: int
@@ -537,8 +507,7 @@ class ResumePendingBatch:
     meaning: ClassVar[str] = "A batch of tool calls is incomplete; a worker goes on with what is not yet settled."
 
 
-@dataclass(frozen=True, slots=True)
-class FinishFromResponse:
+class FinishFromResponse(msgspec.Struct, frozen=True):
     """The newest response is final: complete from it, without a model call."""
 
     turn: int
@@ -546,8 +515,7 @@ class FinishFromResponse:
     meaning: ClassVar[str] = "Its final answer is recorded; a worker completes it from that."
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeFromTurnBoundary:
+class ResumeFromTurnBoundary(msgspec.Struct, frozen=True):
     """Make model call ``turn``. An earlier owner may have made it too: its charge may repeat, and that is recorded."""
 
     turn: int
@@ -556,8 +524,7 @@ class ResumeFromTurnBoundary:
     meaning: ClassVar[str] = "It stands between turns; a worker asks the model for the next one."
 
 
-@dataclass(frozen=True, slots=True)
-class Poisoned:
+class Poisoned(msgspec.Struct, frozen=True):
     """Attempts made no progress: run nothing until an operator redrives or cancels it."""
 
     attempts: int
@@ -565,8 +532,7 @@ class Poisoned:
     meaning: ClassVar[str] = "Its attempts made no progress and it stopped; look into it, then redrive or cancel it."
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(msgspec.Struct, frozen=True):
     """The evidence contradicts itself or cannot be decided by this release: a fault of the thread."""
 
     reason: str

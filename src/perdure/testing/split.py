@@ -125,7 +125,9 @@ class SplitStore(SqliteStore):
         pair = as_transaction(log, SplitLedger(parts[1], log, parts[0]))
         return cast(apsw.Connection, _Two(*parts)), pair
 
-    def write(self, boundary: Boundary, unit: Unit[T]) -> asyncio.Future[T]:
+    def write(
+        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+    ) -> asyncio.Future[T]:
         """See ``ports.store.Store.write``."""
 
         def noted(tx: Transaction) -> T:
@@ -133,7 +135,7 @@ class SplitStore(SqliteStore):
             self._two.units.append(boundary)
             return result
 
-        return super().write(boundary, noted)
+        return super().write(boundary, noted, on_error)
 
 
 def open_split(folder: str | Path, *, threaded: bool = True) -> SplitStore:
