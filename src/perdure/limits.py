@@ -42,6 +42,7 @@ RENEWALS_PER_LEASE = 3
 LOOP_STALL_SECONDS_MAX = 3.0  # or half the lease, whichever is smaller
 RECOVERY_SECONDS_MAX = 30.0
 RECOVERY_PERIOD_SECONDS = 5.0
+MISSED_WAKE_SECONDS_MAX = 5.0  # then whoever waits looks again, although nothing was heard
 FAULT_BACKOFF_SECONDS_MIN = 0.5
 FAULT_BACKOFF_SECONDS_MAX = 300.0
 ATTEMPTS_WITHOUT_PROGRESS_MAX = 8  # then the submission waits for an operator (redrive)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from perdure.clock import Clock, Ids, RandomIds, SystemClock, seconds
-from perdure.limits import LEASE_SECONDS
+from perdure.limits import LEASE_SECONDS, MISSED_WAKE_SECONDS_MAX
 from perdure.ports.failpoints import Boundary, Phase
 from perdure.ports.store import Store
 
@@ -45,14 +45,26 @@ class Host:
         self._progress: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unsubscribe: Callable[[], None] | None = None
+        self._pulse: asyncio.TimerHandle | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
 
     def start(self) -> None:
         """Begin to notice other processes' commits."""
         self._unsubscribe = self.store.subscribe(self._on_foreign_change)
+        self._beat(asyncio.get_running_loop())
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look once in a while although nothing was heard: a lost wake must cost latency, never work."""
+        self._pulse = loop.call_later(MISSED_WAKE_SECONDS_MAX, self._beat_again, loop)
+
+    def _beat_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._beat(loop)
+        self._on_foreign_change()
 
     def stop(self) -> None:
         """Stop noticing; release threads of sync bodies."""
+        if self._pulse is not None:
+            self._pulse.cancel()
         if self._unsubscribe is not None:
             self._unsubscribe()
         if self._executor is not None:
