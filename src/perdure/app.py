@@ -357,7 +357,7 @@ class App:
         await self._allow("approvals")
         wanted = None if run is None else ids.run_id(ids.submission_of(run))
         rows = await self.store.scan(lambda tx: tx.ledger.approvals(status=status, run=wanted))
-        return [_approval(row) for row in rows]
+        return [self._approval(row) for row in rows]
 
     async def approve(self, id: str, *, by: str = "local", reason: str = "") -> Approval:
         """Approve one request, for its exact arguments, once. The same decision again changes nothing.
@@ -366,12 +366,16 @@ class App:
             Invalid: no such request. Conflict: it was decided otherwise, or its run is over.
         """
         await self._allow("approve")
-        return _approval(await approvals.decide(self.host, id, "approved", by=by, reason=reason))
+        return self._approval(await approvals.decide(self.host, id, "approved", by=by, reason=reason))
 
     async def reject(self, id: str, *, by: str = "local", reason: str = "") -> Approval:
         """Reject one request: the model is told, the call never runs. Otherwise as :meth:`approve`."""
         await self._allow("reject")
-        return _approval(await approvals.decide(self.host, id, "rejected", by=by, reason=reason))
+        return self._approval(await approvals.decide(self.host, id, "rejected", by=by, reason=reason))
+
+    def _approval(self, row: ApprovalRow) -> Approval:
+        found = self.store.read(lambda tx: tx.ledger.thread(row.thread))
+        return run.approval(row, found.id if found is not None else "")
 
     async def effects(self, *, status: str | None = None, run: str | None = None) -> list[Effect]:
         """Effects by start; ``status="unknown"`` lists those that wait for a verdict."""
@@ -511,10 +515,6 @@ def opened_with(*, store: str | None = None, workers: int | None = None) -> Iter
     finally:
         _instead.clear()
         _instead.update(before)
-
-
-def _approval(row: ApprovalRow) -> Approval:
-    return run.approval(row)
 
 
 def _text(value: str, what: str, *, blank: bool = False) -> str:

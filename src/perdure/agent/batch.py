@@ -131,7 +131,8 @@ class Batch:
                 case recovery.RetireUnavailable(execution=execution):
                     records.append(self._retire(call, execution))
                 case recovery.Inject(verdict=verdict):
-                    records.append(ToolCallSettled(self.attempt.run.id, call.id, verdict.result))
+                    failed = None if verdict.verdict == "applied" else Failure("refused", verdict.reason or "refused")
+                    records.append(ToolCallSettled(self.attempt.run.id, call.id, verdict.result, failed))
                 case recovery.NeedsProbe(doubts=found):
                     doubts.extend(found)
                     self._doubt(found, records, ops)

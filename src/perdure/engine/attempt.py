@@ -28,8 +28,9 @@ from perdure.records.effect import ToolCallUnknown, ToolCallWithdrawn
 from perdure.records.parts import Failure
 from perdure.records.run import RunCompleted
 from perdure.records.thread import Outcome as SettledOutcome
-from perdure.records.thread import SubmissionSettled
+from perdure.records.thread import SubmissionSettled, ThreadCreated
 from perdure.rules import fold
+from perdure.rules import recovery as rules
 
 Interruption = Literal["cancel", "deadline", "shutdown"]
 _failure_encoder = msgspec.json.Encoder()
@@ -110,6 +111,8 @@ class Attempt:
         if len(records) > BATCH_RECORDS_MAX:
             return self._append_in_parts(boundary, records, then)
         state, expected = self.state, self._tail
+        if not state.tail and not isinstance(records[0], ThreadCreated):
+            records = [ThreadCreated(self._program()), *records]
         first = expected.sequence + 1
         batch = Batch(1, self.thread, first, self.epoch, self.host.owner, self.host.clock.now(), tuple(records))
         body = codec.encode(batch)
@@ -130,6 +133,13 @@ class Attempt:
         if self.host.watched(self.thread):
             future.add_done_callback(self._appended)
         return future
+
+    def _program(self) -> str:
+        """The program of the thread's first submission."""
+        if self.submission is not None:
+            return self.submission.program
+        number = self.number
+        return self.host.store.read(lambda tx: tx.ledger.submissions(thread=number, limit=1))[0].program
 
     def _append_in_parts(
         self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op]
@@ -236,7 +246,7 @@ class Attempt:
         submission, now = self.submission.id, self.host.clock.now()
         before, ops = (list(records), list(then))
         if self.started:
-            closing, closing_ops = self._close_calls(failure or Failure("cancelled", "The run was cancelled."), now)
+            closing, closing_ops = _close_calls(self.run, failure or Failure("cancelled", "The run was cancelled."), now)
             before += closing
             ops += closing_ops
         result = completed or (self.run.completed if self.started else None)
@@ -267,23 +277,6 @@ class Attempt:
         self.host.settled(submission)
         return Settled(outcome)
 
-    def _close_calls(self, failure: Failure, now: int) -> tuple[list[Record], list[Op]]:
-        """Give every open call of the run an explicit end, so that the thread stays usable whatever happened."""
-        records: list[Record] = []
-        ops: list[Op] = []
-        turn = self.run.open_turn()
-        for call in turn.calls if turn is not None else ():
-            if call.closed or call.unknown is not None:
-                continue
-            lost = _lost(self.run.id, call, "the run ended while it was in flight")
-            records += lost
-            ops += [_unknown_op(record.effect, now) for record in lost]
-            if call.prepared is None:
-                records.append(ToolCallWithdrawn(self.run.id, call.id, Failure("cancelled", failure.message)))
-            if call.approval is not None and call.decision is None:
-                ops.append(_reject_op(call.approval.approval, failure.message, now))
-        return records, ops
-
     async def close_abandoned(self) -> None:
         """Close runs that nobody owes (persistent mode) and whose process died: their calls in flight are unknown."""
         now = self.host.clock.now()
@@ -293,13 +286,11 @@ class Attempt:
             submission = run.submission
             if self.host.store.read(lambda tx, id=submission: tx.ledger.submission(id)) is not None:  # type: ignore[misc]
                 continue
-            turn = run.open_turn()
-            lost = [u for call in (turn.calls if turn else ()) for u in _lost(run.id, call, "its process ended")]
             failure = Failure("interrupted", "The process ended before the run did.")
-            settled = SubmissionSettled(
-                submission, run.id, "failed", failure, unknown=tuple(sorted(u.effect for u in (*run.unknowns(), *lost)))
-            )
-            await self.append(Boundary.REPAIR, [*lost, settled], [_unknown_op(u.effect, now) for u in lost])
+            closing, ops = _close_calls(run, failure, now)
+            unknown = {r.effect for r in closing if isinstance(r, ToolCallUnknown)} | {u.effect for u in run.unknowns()}
+            settled = SubmissionSettled(submission, run.id, "failed", failure, unknown=tuple(sorted(unknown)))
+            await self.append(Boundary.REPAIR, [*closing, settled], ops)
 
     async def park(self) -> Parked | Yielded:
         """End the claim with an unknown open. Later input may pass; the run's deadline stays armed."""
@@ -342,19 +333,22 @@ class Attempt:
         self._end()
 
 
-def _lost(run: str, call: fold.Call, reason: str) -> list[ToolCallUnknown]:
-    """Unknown records for what of a call is in flight: the call itself, or the ``once`` steps inside it."""
-    if call.prepared is None:
-        return []
-    tool = call.operation.tool
-    steps = [
-        ToolCallUnknown(run, call.id, step.prepared.effect, tool, reason, name)
-        for name, step in call.steps.items()
-        if step.prepared is not None
-    ]
-    if call.in_flight:
-        steps.append(ToolCallUnknown(run, call.id, call.prepared.effect, tool, reason))
-    return steps
+def _close_calls(run: fold.Run, failure: Failure, now: int) -> tuple[list[Record], list[Op]]:
+    """Give every open call of a run an explicit end, so that its thread stays usable whatever happened."""
+    records: list[Record] = []
+    ops: list[Op] = []
+    turn = run.open_turn()
+    for call in turn.calls if turn is not None else ():
+        if call.closed:
+            continue
+        for doubt in rules.doubts(call):
+            records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
+            ops.append(_unknown_op(doubt.effect, now))
+        if call.prepared is None:
+            records.append(ToolCallWithdrawn(run.id, call.id, Failure("cancelled", failure.message)))
+        if call.approval is not None and call.decision is None:
+            ops.append(_reject_op(call.approval.approval, failure.message, now))
+    return records, ops
 
 
 def _unknown_op(effect: str, now: int) -> Op:

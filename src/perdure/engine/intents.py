@@ -104,12 +104,14 @@ def settle_queued(submission: str, run: str, number: int, epoch: int, token: int
 
 def _approve(state: fold.Thread, intent: Intent, now: int) -> tuple[list[Record], list[Op]]:
     body = _approval.decode(intent.body)
-    call = state.runs[body.run].calls[body.call]
+    run = state.runs[body.run]
+    call = run.calls[body.call]
 
     def decide(tx: Transaction) -> None:
         tx.ledger.decide_approval(body.approval, body.decision, intent.by, intent.reason, now)
 
-    if call.approval is None or call.approval.approval != body.approval or call.decision is not None:
+    asked = call.approval is not None and call.approval.approval == body.approval
+    if not asked or call.decision is not None or call.closed or run.settled is not None:
         return [], [decide]
     decided = ToolApprovalDecided(body.run, body.call, body.approval, body.decision, intent.by, intent.reason)
     return [decided], [decide]

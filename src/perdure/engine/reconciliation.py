@@ -20,7 +20,7 @@ from perdure.engine.attempt import Attempt
 from perdure.engine.host import Host, log
 from perdure.engine.intents import VerdictBody
 from perdure.errors import Conflict, Invalid, Refused
-from perdure.limits import PROBE_BACKOFF_SECONDS_MAX, PROBE_BACKOFF_SECONDS_MIN, PROBE_SECONDS_MAX
+from perdure.limits import PROBE_BACKOFF_SECONDS_MAX, PROBE_BACKOFF_SECONDS_MIN, PROBE_SECONDS_MAX, VERDICTS_MAX
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import EffectRow, Intent
 from perdure.ports.store import Transaction
@@ -138,9 +138,7 @@ def _submit(tx: Transaction, body: VerdictBody, by: str, reason: str, now: int) 
         raise Invalid(f"There is no effect {body.effect!r}.", help="List them: perdure effects list --status unknown")
     if row.verdict is None:
         _check_open(row, now)
-    intent, new = tx.ledger.add_intent(
-        Intent(0, row.thread, row.submission, "verdict", row.id, _encode(body), by, reason, now)
-    )
+    intent, new = _record(tx, row, Intent(0, row.thread, row.submission, "verdict", row.id, _encode(body), by, reason, now))
     if not new:
         stored = intents.decode_verdict(intent.body)
         if (stored.verdict, bytes(stored.result), stored.failure) != (body.verdict, bytes(body.result), body.failure):
@@ -151,6 +149,16 @@ def _submit(tx: Transaction, body: VerdictBody, by: str, reason: str, now: int) 
     if body.verdict == "cancel_run":
         tx.ledger.add_intent(Intent(0, row.thread, row.submission, "cancel", row.submission, b"{}", by, reason, now))
     return intent
+
+
+def _record(tx: Transaction, row: EffectRow, intent: Intent) -> tuple[Intent, bool]:
+    """First verdict wins; an effect that is open again after one (its tool had changed) takes another."""
+    for number in range(1, VERDICTS_MAX + 1):
+        subject = row.id if number == 1 else f"{row.id}#{number}"
+        stored, new = tx.ledger.add_intent(msgspec.structs.replace(intent, subject=subject))
+        if new or row.verdict is not None or stored.applied_at is None:
+            return stored, new
+    raise Conflict(f"Effect {row.id!r} has had {VERDICTS_MAX} verdicts.", help="Cancel its run.")
 
 
 def _check_open(row: EffectRow, now: int) -> None:

@@ -105,7 +105,8 @@ IntentKind = Literal["cancel", "approval", "verdict"]
 class Intent(msgspec.Struct, frozen=True):
     """A command on its way into a log: immutable, first wins per ``(kind, subject)``.
 
-    ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict);
+    ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict; with ``#n`` behind it for the nth on an effect that
+    is open again);
     ``body`` is JSON.
     """
 

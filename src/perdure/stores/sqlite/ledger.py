@@ -35,6 +35,9 @@ from perdure.stores.sqlite.log import SqliteLog
 _SUBMISSION = """SELECT s.id, t.id, s.thread, s.position, s.principal, s.key, s.program, s.definition, s.input,
  s.input_digest, s.state, s.created_at, s.input_sequence, s.wake_at, s.not_before, s.attempts, s.attempt_tail,
  s.outcome, s.failure, s.disposition, s.settled_at FROM submission s JOIN thread t ON t.number = s.thread """
+# the same order, each with an index of its own
+_BY_NUMBER = ("s.number", "AND s.number > (SELECT number FROM submission WHERE id = ?3) ")
+_BY_POSITION = ("s.position", "AND s.position > (SELECT position FROM submission WHERE id = ?3) ")
 _INTENT = "SELECT number, thread, submission, kind, subject, body, by, reason, at, applied_at FROM intent "
 _EFFECT = """SELECT id, thread, submission, run, call, step, operation, kind, effect_class, risk, key, business_key,
  status, verdict, tries, sequence, started_at, ended_at, next_probe_at, held_by, held_until FROM effect """
@@ -377,7 +380,8 @@ class SqliteLedger:
         return int(
             self._rows(
                 """SELECT count(*) FROM effect e WHERE run = ? AND status = 'unknown' AND verdict IS NULL AND NOT EXISTS
-                   (SELECT 1 FROM intent i WHERE i.kind = 'verdict' AND i.subject = e.id)""",
+                   (SELECT 1 FROM intent i WHERE i.kind = 'verdict' AND i.applied_at IS NULL
+                    AND i.subject >= e.id AND i.subject < e.id || '$')""",
                 run,
             )[0][0]
         )
@@ -633,12 +637,12 @@ class SqliteLedger:
         self, *, thread: int | None = None, state: str | None = None, after: str = "", limit: int = 1000
     ) -> list[Submission]:
         """See ``ports.ledger.Ledger.submissions``."""
-        order = "s.number" if thread is None else "s.position"  # the same order, each with an index of its own
+        order, later = _BY_NUMBER if thread is None else _BY_POSITION
         only = "" if thread is None else "AND s.thread = ?1 "
         if state is not None:
             only += "AND s.state = ?2 "
         if after:
-            only += f"AND {order} > (SELECT {order[2:]} FROM submission WHERE id = ?3) "
+            only += later
         rows = self._rows(_SUBMISSION + f"WHERE TRUE {only}ORDER BY {order} LIMIT ?4", thread, state, after, limit)
         return [_submission(row) for row in rows]
 
