@@ -48,6 +48,11 @@ async def run_here(
             if isinstance(ended, (Settled, Parked)) or attempt.run.unknowns():
                 return result_of(definition, attempt)
             await decide(attempt, approve)
+    except asyncio.CancelledError:
+        if attempt is None or attempt.broken is None or attempt.task is None:
+            raise
+        attempt.task.uncancel()  # the attempt stopped itself: say why instead
+        raise attempt.broken from None
     finally:
         if attempt is not None:
             await attempt.release()

@@ -67,6 +67,7 @@ class Attempt:
         submission: the claimed ledger row; None in a maintenance claim.
         superseded: an earlier owner never gave the claim back.
         interrupted: why the attempt cancelled its own task, or None.
+        owed: False where history is kept and the ledger knows nothing of the run (persistent mode).
     """
 
     def __init__(self, host: Host, claimed: Claimed, state: fold.Thread, *, owed: bool = True) -> None:
@@ -81,7 +82,7 @@ class Attempt:
         self.interrupted: Interruption | None = None
         self.task: asyncio.Task[Any] | None = None
         self.lost = False
-        self._owed = owed  # False: history is kept, and the ledger knows nothing of the run
+        self.owed = owed
         self._tail = Tail(state.tail, state.digest, claimed.tail.batch)
         self._taken: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -272,7 +273,7 @@ class Attempt:
                 number, epoch, token, submission, outcome, encoded, settled.disposition, now, release=True
             )
 
-        await self.append(Boundary.SETTLE, [*before, settled], [*ops, op] if self._owed else ops)
+        await self.append(Boundary.SETTLE, [*before, settled], [*ops, op] if self.owed else ops)
         self._end()
         self.host.settled(submission)
         return Settled(outcome)
@@ -303,7 +304,7 @@ class Attempt:
     async def _wait(self, boundary: Boundary) -> bool:
         """Whether the submission waits now; False when what it waits for was decided meanwhile."""
         assert self.submission is not None
-        if not self._owed:
+        if not self.owed:
             return False
         submission, now, started = self.submission.id, self.host.clock.now(), self.run.started
         wake_at = started.deadline if started is not None else None
