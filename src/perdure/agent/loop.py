@@ -36,6 +36,7 @@ from perdure.limits import (
 )
 from perdure.ports.failpoints import Boundary
 from perdure.ports.provider import Delta, Model, ModelError, Request, Response
+from perdure.ports.store import Transaction
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
 from perdure.records.parts import CallPart, Failure, TextPart
@@ -96,6 +97,7 @@ class Interpreter:
         self._view: PromptView | None = None
         self._arguments: dict[str, dict[str, Any]] = {}
         self._prepared: list[str] = []
+        self._strict = {name for name, tool in toolbox.tools.items() if tool.on_failure == "fail"}
         self._output_error = Failure("output", "")
 
     async def advance(self) -> Ended:
@@ -150,6 +152,7 @@ class Interpreter:
         while True:
             if attempt.interrupted is not None:
                 raise asyncio.CancelledError  # a tool may have swallowed it
+            self._check_strict(run)
             turn = run.open_turn()
             if turn is not None:
                 ended = await self._batch(run, turn)
@@ -170,6 +173,12 @@ class Interpreter:
     def _final(run: fold.Run) -> bool:
         """Whether the newest response is an answer that nobody rejected."""
         return bool(run.turns) and not run.turns[-1].calls and run.turns[-1].rejected is None
+
+    def _check_strict(self, run: fold.Run) -> None:
+        """A failed call of an ``on_failure="fail"`` tool ends the run, also if an earlier owner or a verdict recorded it."""
+        for call in run.turns[-1].calls if self._strict and run.turns else ():
+            if call.failure is not None and not call.withdrawn and call.operation.tool in self._strict:
+                raise _RunFailure(call.failure)
 
     def _check_limits(self, run: fold.Run, limits: AcceptedLimits) -> None:
         final = self._final(run)
@@ -200,7 +209,11 @@ class Interpreter:
         records.append(UserInputRecorded(submission.id, submission.run, msgspec.Raw(submission.input)))
         records.append(self._run_started(submission.run, submission.id, instructions))
         id = submission.id
-        await attempt.append(Boundary.INPUT, records, (lambda tx: tx.ledger.apply_input(id, sequence),))
+
+        def applied(tx: Transaction) -> None:
+            tx.ledger.apply_input(id, sequence)
+
+        await attempt.append(Boundary.INPUT, records, (applied,) if attempt.owed else ())
         self._tell(events.RunStarted(submission.run, attempt.thread))
         if problem is not None:
             raise _RunFailure(problem)
