@@ -24,7 +24,7 @@ from perdure.rules import fold, recovery
 _PROVIDER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
-CONTINUE = "Go on with the earlier request; the results it was waiting for are known now."
+CONTINUE = "Go on with this earlier request; the results it was waiting for are known now:"
 
 
 def input_text(raw: bytes | msgspec.Raw) -> str:
@@ -71,11 +71,17 @@ class PromptView:
             places.append((other.input_sequence, other, None))
             places.extend((turn.sequence, other, turn) for turn in other.turns)
         places.sort(key=lambda place: place[0])
+        last = own
         for _, other, turn in places:
             if turn is None:
                 self.messages.append(UserMessage(input_text(other.input)))
-            elif not (other is own and turn.open):
+            elif other is own and turn.open:
+                continue
+            else:
                 self.extend(turn)
+            last = other
+        self._passed = last is not own  # later requests went on while this one waited
+        self._input = input_text(own.input)
 
     def extend(self, turn: fold.Turn) -> None:
         """Add a turn with the results of its batch."""
@@ -93,10 +99,11 @@ class PromptView:
             self.messages.append(UserMessage(f"That answer was not accepted: {turn.rejected.message}. Answer again."))
 
     def for_model(self) -> list[Message]:
-        """The messages to send. The last is never an answer of the model's own."""
+        """The messages to send. The last is about this run's request, and never an answer of the model's own."""
         last = self.messages[-1] if self.messages else None
-        if isinstance(last, AssistantMessage):
-            self.messages.append(UserMessage(CONTINUE))
+        if self._passed or isinstance(last, AssistantMessage):
+            self._passed = False
+            self.messages.append(UserMessage(f"{CONTINUE}\n\n{self._input}"))
         return self.messages
 
     def _valid_parts(self, turn: fold.Turn) -> tuple[tuple[Part, ...], list[tuple[CallPart, fold.Call]]]:
