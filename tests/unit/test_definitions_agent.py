@@ -95,8 +95,9 @@ def test_policy_durations_are_seconds(given: Any) -> None:
         ({"output_retries": -1}, "0 to 1,000,000"),
         ({"tool_result_bytes": 255}, "256 to 1,048,576"),
         ({"tool_result_bytes": 2**20 + 1}, "256 to 1,048,576"),
-        ({"model_calls": "twice"}, "'repeat' or 'once'"),
-        ({"model_calls": None}, "'repeat' or 'once'"),
+        ({"model_calls": "twice"}, "Use 'repeat'"),
+        ({"model_calls": "once"}, "not built yet"),
+        ({"model_calls": None}, "Use 'repeat'"),
         ({"max_duration": 0}, "above zero"),
         ({"max_duration": "0s"}, "above zero"),
         ({"max_duration": -1}, "'30s'"),
@@ -119,7 +120,7 @@ def test_a_bad_policy_lists_what_is_legal(options: dict[str, Any], legal: str) -
     "options",
     [
         {"max_turns": 1_000_000, "max_tool_calls": 0, "concurrency": 1024, "token_budget": 1},
-        {"repeated_failure_limit": 0, "output_retries": 0, "tool_result_bytes": 256, "model_calls": "once"},
+        {"repeated_failure_limit": 0, "output_retries": 0, "tool_result_bytes": 256, "model_calls": "repeat"},
     ],
 )
 def test_the_ends_of_the_ranges_are_legal(options: dict[str, Any]) -> None:

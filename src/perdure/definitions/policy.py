@@ -10,7 +10,7 @@ from perdure import limits
 from perdure.clock import parse_duration
 from perdure.errors import Invalid
 
-MODEL_CALLS = ("repeat", "once")
+MODEL_CALLS = ("repeat",)  # "once" needs an effect of its own for each model call, which is not built yet
 _COUNT_MAX = 1_000_000
 _TOKENS_MAX = limits.CANONICAL_INTEGER_MAX
 
@@ -37,8 +37,8 @@ class Policy:
             None means :meth:`duration_seconds` decides.
         concurrency: tool calls of one response that run at the same time, 1 to 1,024. Default 4.
         token_budget: input and output tokens of all model calls together, at least 1; None (default) for no bound.
-        model_calls: ``"repeat"`` (default): a model call whose response was lost is made again, and charged again;
-            ``"once"``: it is never made again, its outcome is unknown.
+        model_calls: ``"repeat"``: a model call whose response was lost is made again, and charged again. The stricter
+            ``"once"`` is refused until it is built.
         repeated_failure_limit: failed tool calls in a row that end the run, 0 switches it off. Default 3.
         output_retries: how often an answer that does not decode goes back to the model, 0 to 1,000,000. Default 2.
         tool_result_bytes: what of a tool's result the model sees, 256 to 1,048,576 bytes. Default 51,200.
@@ -52,7 +52,7 @@ class Policy:
     max_duration: str | float | dt.timedelta | None = None
     concurrency: int = limits.CONCURRENCY
     token_budget: int | None = None
-    model_calls: Literal["repeat", "once"] = "repeat"
+    model_calls: Literal["repeat"] = "repeat"
     repeated_failure_limit: int = limits.REPEATED_FAILURES_MAX
     output_retries: int = limits.OUTPUT_RETRIES_MAX
     tool_result_bytes: int = limits.TOOL_RESULT_BYTES_MAX
@@ -61,7 +61,7 @@ class Policy:
         for name, (least, most, optional) in _RANGES.items():
             _check_count(name, getattr(self, name), least, most, optional)
         if self.model_calls not in MODEL_CALLS:
-            raise Invalid(f"Policy.model_calls is {self.model_calls!r}.", help="Use 'repeat' or 'once'.")
+            raise Invalid(f"Policy.model_calls is {self.model_calls!r}.", help="Use 'repeat'; 'once' is not built yet.")
         if self.max_duration is not None:
             object.__setattr__(self, "max_duration", positive_seconds(self.max_duration, "Policy.max_duration"))
 

@@ -7,7 +7,7 @@ program is not registered anywhere here. Each thread has its own fault boundary 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -25,7 +25,7 @@ from perdure.limits import (
     RECOVERY_SECONDS_MAX,
 )
 from perdure.ports.failpoints import Boundary
-from perdure.ports.ledger import Claimed, Fault, WorkItem
+from perdure.ports.ledger import Claimed, Fault, Intent, WorkItem
 from perdure.ports.log import StoredBatch
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
@@ -90,6 +90,23 @@ async def read_thread(host: Host, claimed: Claimed) -> fold.Thread:
     if state.tail != tail.sequence or state.digest != tail.digest:
         raise Corrupt(f"Thread {claimed.thread!r} does not end at record {tail.sequence} with the claimed digest.")
     return state
+
+
+async def take_in(attempt: Attempt, pending: Iterable[Intent]) -> None:
+    """Take a claim's pending intents into its log. One that does not fit the log is a fault of the thread.
+
+    Raises:
+        Corrupt: an intent names what the log does not hold.
+    """
+    try:
+        taken = attempt.take_in(pending)
+    except (LookupError, ValueError) as error:
+        raise Corrupt(
+            f"A command recorded for thread {attempt.thread!r} does not fit its log: {type(error).__name__}: {error}.",
+            help="Run `perdure verify`.",
+        ) from error
+    for future in taken:
+        await future
 
 
 async def settle_from_history(attempt: Attempt) -> Settled | None:
@@ -216,8 +233,7 @@ async def _recover_claimed(host: Host, drivers: Mapping[str, Driver], claimed: C
     number = claimed.number
     state = await read_thread(host, claimed)
     attempt = Attempt(host, claimed, state)
-    for taken in attempt.take_in(claimed.intents):
-        await taken
+    await take_in(attempt, claimed.intents)
     reports = []
     for item in host.store.read(lambda tx: tx.ledger.open_work(thread=number)):
         reports.append(await _recover_submission(attempt, item))

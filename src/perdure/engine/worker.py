@@ -25,6 +25,7 @@ from perdure.limits import (
 )
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Claimed, EffectRow
+from perdure.ports.store import Transaction
 
 NEVER = 2**62  # a submission that waits for an operator
 
@@ -54,6 +55,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[Any]] = []
         self._free = asyncio.Event()
+        self._looked = 0.0  # loop time of the last look for work
         self._kept: list[Claimed] = []  # claims that could not be given back yet; renewal would hold them for ever
         self._stopping = False
 
@@ -126,9 +128,15 @@ class Worker:
         if due is None or due > now:
             return []  # a look costs no commit
         tokens = [host.new_token() for _ in range(limit)]
-        return await host.store.write(
-            Boundary.CLAIM, lambda tx: tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
-        )
+        seen, self._looked = self._looked, asyncio.get_running_loop().time()
+        stalled = bool(self.attempts) and self._looked - seen > host.lease_seconds / 2
+
+        def unit(tx: Transaction) -> list[Claimed]:
+            if stalled:  # the loop was deaf for a while: what nobody took meanwhile is still ours
+                tx.ledger.renew(host.owner, until)
+            return tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
+
+        return await host.store.write(Boundary.CLAIM, unit)
 
     async def _until_due(self) -> None:
         """Wait for a wake, or for the next instant at which something becomes due by itself."""
@@ -183,8 +191,7 @@ class Worker:
                 self.attempts.pop(claimed.number, None)
 
     async def _advance(self, attempt: Attempt, claimed: Claimed) -> Ended:
-        for taken in attempt.take_in(claimed.intents):
-            await taken
+        await recovery.take_in(attempt, claimed.intents)
         submission = claimed.submission
         if submission is None:
             return Yielded()
