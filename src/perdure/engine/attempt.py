@@ -180,7 +180,11 @@ class Attempt:
             self.task.cancel()
 
     def take_in(self, pending: Iterable[Intent]) -> list[asyncio.Future[None]]:
-        """Take intents of this thread into the log. A cancel of the claimed run interrupts it once durable."""
+        """Take intents of this thread into the log. A cancel of the claimed run interrupts it once durable.
+
+        Raises:
+            LookupError: an intent is about what this attempt's state does not hold.
+        """
         futures = []
         for intent in pending:
             if intent.id in self._taken or intent.thread != self.number or self._broken is not None:
@@ -217,11 +221,16 @@ class Attempt:
         if records:
             return self.append(Boundary.INTENT_APPLIED, records, ops)
 
+        number, epoch = self.number, self.epoch
+
         def unit(tx: Transaction) -> None:
+            row = tx.ledger.thread(number)
+            if row is None or row.epoch != epoch:  # what is moot by an old state may decide something by the newest
+                raise OwnershipLost(f"Thread {self.thread!r} has another owner since epoch {epoch}.")
             for op in ops:
                 op(tx)
 
-        return self.host.store.write(Boundary.INTENT_APPLIED, unit)
+        return self.host.store.write(Boundary.INTENT_APPLIED, unit, self._failed)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def _end(self) -> None:
@@ -273,8 +282,8 @@ class Attempt:
                 number, epoch, token, submission, outcome, encoded, settled.disposition, now, release=True
             )
 
+        self._end()  # from here on the settlement wins: nothing interrupts it any more
         await self.append(Boundary.SETTLE, [*before, settled], [*ops, op] if self.owed else ops)
-        self._end()
         self.host.settled(submission)
         return Settled(outcome)
 
@@ -314,6 +323,7 @@ class Attempt:
             verb = tx.ledger.park if boundary is Boundary.PARK else tx.ledger.suspend
             return verb(number, epoch, token, submission, wake_at, now)
 
+        self.task = None  # a cancel that comes now is found by the verb, and by the next claim
         waits = await self.host.store.write(boundary, unit)
         self._end()
         self.host.wake()

@@ -249,8 +249,12 @@ class Worker:
             return
         for intent in self.host.store.read(lambda tx: tx.ledger.pending_intents()):
             attempt = self.attempts.get(intent.thread)
-            if attempt is not None:
+            if attempt is None:
+                continue
+            try:
                 attempt.take_in([intent])
+            except LookupError:
+                log.debug("intent %s is about what another owner of %s wrote; that one takes it in", intent.id, intent.thread)
 
     async def _recovering(self) -> None:
         """Recover blocked threads with backoff and ask due probes, for ever; never in the way of fresh work."""
