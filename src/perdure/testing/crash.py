@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -22,9 +23,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perdure.errors import Invalid, ensure
 from perdure.ports.failpoints import Boundary, Phase
@@ -36,8 +38,9 @@ __all__ = ["Expected", "Kill", "Scenario", "Stage", "SweepReport", "Violation", 
 KILLED = 137
 _FAILED = 3
 _CHILD_SECONDS_MAX = 40  # then the child is dead, or it hangs
+_PROGRAM = f"import sys, {__name__} as crash; sys.exit(crash.main(*sys.argv[1:]))"
 _VIOLATIONS_MAX = 50  # kept of one sweep
-_BEYOND_MAX = 64  # runs that may be longer than the first, untouched one
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a killed process tests no disk, so a disk in memory serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Scenario:
     """
 
     name: str
-    play: Callable[[Stage], Awaitable[None]]
+    play: Callable[[Stage], Coroutine[Any, Any, None]]
     expected: Expected = field(default_factory=Expected)
 
 
@@ -122,7 +125,7 @@ class Kill:
         return not self.violations
 
 
-# -- one incarnation ----------------------------------------------------------------------------------------------------
+# -- one incarnation --------------------------------------------------------------------------------------------------
 
 
 class _Trail:
@@ -176,16 +179,14 @@ def _incarnate(way: _Way, folder: Path, incarnation: int, die_at: int | None) ->
     return code, trail.read_text().splitlines() if trail.exists() else []
 
 
-def _play(
-    scenario: Scenario, folder: Path, incarnation: int, failpoint: _Trail, *, threaded: bool, split: bool
-) -> int:
+def _play(scenario: Scenario, folder: Path, incarnation: int, failpoint: _Trail, *, threaded: bool, split: bool) -> int:
     """Play to the end in this process. 0, or the code of a failure whose story is in the folder."""
     logger = logging.getLogger("perdure")
     logger.handlers = [logging.FileHandler(folder / f"log-{incarnation}", delay=True)]
     logger.propagate = False
     stage = Stage(folder, incarnation, failpoint=failpoint, threaded=threaded, split=split)
     try:
-        asyncio.run(_to_the_end(scenario, stage))
+        asyncio.run(scenario.play(stage))
     except BaseException:  # noqa: BLE001 - whatever it is, the parent is told
         (folder / f"failure-{incarnation}").write_text(traceback.format_exc())
         return _FAILED
@@ -194,11 +195,7 @@ def _play(
     return 0
 
 
-async def _to_the_end(scenario: Scenario, stage: Stage) -> None:
-    await scenario.play(stage)
-
-
-# -- one run ------------------------------------------------------------------------------------------------------------
+# -- one run ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -247,7 +244,7 @@ def _judged(way: _Way, folder: Path, deaths: int) -> list[str]:
         return [f"What is left cannot be read: {type(error).__name__}: {error}"]
 
 
-# -- sweeps -------------------------------------------------------------------------------------------------------------
+# -- sweeps -----------------------------------------------------------------------------------------------------------
 
 
 def sweep(
@@ -277,7 +274,7 @@ def sweep(
         Invalid: the scenario does not come to its end even if nobody dies.
     """
     began = time.perf_counter()
-    place = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="perdure-crash-"))
+    place = _fresh("perdure-crash-") if folder is None else Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     way = _Way(scenario, threaded, split, prepare, place)
     whole = _run(way)
@@ -285,7 +282,8 @@ def sweep(
     tally = _Tally()
     tally.add(whole)
     if not (whole.broken and stop):
-        for found in _side_by_side([lambda i=i: _shard(way, i, len(shards), pairs, stop) for i in shards], place):
+        works = [functools.partial(_shard, way, i, len(shards), pairs, stop) for i in shards]
+        for found in _side_by_side(works, place):
             tally.merge(found)
     if not tally.broken and folder is None:
         shutil.rmtree(place, ignore_errors=True)
@@ -299,6 +297,11 @@ def sweep(
         tally.broken,
         time.perf_counter() - began,
     )
+
+
+def _fresh(prefix: str) -> Path:
+    memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY if memory else None))
 
 
 class _Tally:
@@ -390,7 +393,7 @@ def _side_by_side(works: Iterable[Callable[[], _Tally]], place: Path) -> list[_T
     return found
 
 
-# -- real kills -----------------------------------------------------------------------------------------------------------
+# -- real kills -------------------------------------------------------------------------------------------------------
 
 
 def kill(scenario: Scenario, point: str = "dispatch:after", *, nth: int = 1) -> Kill:
@@ -408,7 +411,7 @@ def kill(scenario: Scenario, point: str = "dispatch:after", *, nth: int = 1) -> 
         Invalid: the scenario cannot be found by another process.
     """
     find(scenario.play.__module__, scenario.name)
-    folder = Path(tempfile.mkdtemp(prefix="perdure-kill-"))
+    folder = _fresh("perdure-kill-")
     way = _Way(scenario, True, False, None, folder)
     _, trail = _incarnate(way, Path(tempfile.mkdtemp(prefix="plan-", dir=folder)), 0, None)
     passages = [n for n, passed in enumerate(trail, 1) if passed == point]
@@ -445,9 +448,9 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     module = scenario.play.__module__
-    arguments = [module, scenario.name, str(folder), str(incarnation), str(-1 if pipe is None else pipe), point, str(nth)]
+    where = [str(folder), str(incarnation), str(-1 if pipe is None else pipe), point, str(nth)]
     return subprocess.Popen(
-        [sys.executable, "-m", "perdure.testing.crash", *arguments],
+        [sys.executable, "-c", _PROGRAM, module, scenario.name, *where],
         env=environment,
         pass_fds=() if pipe is None else (pipe,),
         stdin=subprocess.DEVNULL,
@@ -467,7 +470,7 @@ def find(module: str, name: str) -> Scenario:
     raise Invalid(f"Module {module} has no scenario {name!r}.", help="Keep it at the top of the module, or in a tuple.")
 
 
-def _main(module: str, name: str, folder: str, incarnation: str, pipe: str, point: str, nth: str) -> int:
+def main(module: str, name: str, folder: str, incarnation: str, pipe: str, point: str, nth: str) -> int:
     """A process of :func:`kill`."""
     signal.alarm(_CHILD_SECONDS_MAX)
 
@@ -493,10 +496,3 @@ class _Standing(_Trail):
         self._left -= self.points[-1] == self._point
         if not self._left:
             self._die()
-
-
-if __name__ == "__main__":
-    # under `python -m` this file is a second module; scenarios are instances of the first one's classes
-    from perdure.testing import crash
-
-    sys.exit(crash._main(*sys.argv[1:]))

@@ -1,7 +1,7 @@
 """What a run left behind, judged: the store's records against a world and people that never believe them.
 
 The three laws of ``world.check_laws`` stand first. The others say what a crash may not do either: forget what a person
-was told, call a thing refused that happened, lose more to doubt than was in flight, or leave a store that does not verify.
+was told, call a thing refused that happened, lose more to doubt than was in flight, leave a store that does not verify.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Expected:
 
     Attributes:
         effects: name of an occurrence in the world to the class of the effect that causes it: ``once``, ``keyed``,
-            ``idempotent``, ``observe``, or ``step`` for a step inside a ``steps=True`` tool. One name and the same facts
-            are one intended occurrence.
+            ``idempotent``, ``observe``, or ``step`` for a step inside a ``steps=True`` tool. One name with the same
+            facts is one intended occurrence.
         outcomes: how accepted work may settle.
         asks: names of occurrences that a person must have approved first.
         in_flight: how many effects one death may leave unknown; None does not count them.
@@ -113,7 +113,7 @@ def judge(evidence: Evidence, expected: Expected) -> list[str]:
     return found
 
 
-# -- the laws -----------------------------------------------------------------------------------------------------------
+# -- the laws ---------------------------------------------------------------------------------------------------------
 
 
 def _three_laws(e: Evidence, expected: Expected) -> list[str]:
@@ -203,9 +203,11 @@ def _settled_as_told(e: Evidence, expected: Expected) -> list[str]:
             )
         if row.outcome is not None and row.outcome not in expected.outcomes:
             violations.append(f"Submission {submission} settled as {row.outcome}: {(row.failure or b'').decode()}.")
-        for noted in e.people.noted("settled", submission):
-            if noted["outcome"] != row.outcome:
-                violations.append(f"People were told {submission} is {noted['outcome']}; it is {row.outcome}.")
+        violations += [
+            f"People were told {submission} is {noted['outcome']}; it is {row.outcome}."
+            for noted in e.people.noted("settled", submission)
+            if noted["outcome"] != row.outcome
+        ]
         if e.people.noted("cancelled", submission) and row.outcome != "cancelled":
             violations.append(f"A cancel of {submission} was accepted; it settled as {row.outcome}.")
     return violations

@@ -1,8 +1,8 @@
 """What a crash scenario plays on: one incarnation of a process, with a witness of the world and one of people.
 
-A scenario is played from its beginning by every incarnation, so what it does must be safe to do again: work is submitted
-under a key, and what a person has said and been told is kept outside the store, by :class:`People`, who forget nothing
-when a process dies. So neither the world nor people are believed through records of ours.
+A scenario is played from its beginning by every incarnation, so what it does must be safe to do again: work is
+submitted under a key, and what a person has said and been told is kept outside the store, by :class:`People`, who
+forget nothing when a process dies. So neither the world nor people are believed through records of ours.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Stage:
         async with perdure.open(store, agents=agents, clock=clock, ids=ids, recover=recover, **options) as app:
             yield app
 
-    # -- people ---------------------------------------------------------------------------------------------------------
+    # -- people -------------------------------------------------------------------------------------------------------
     async def submit(
         self, app: App, agent: AgentDefinition | str, input: Any, *, key: str = "work", thread: str | None = None
     ) -> Receipt:
@@ -178,14 +178,15 @@ class Stage:
             await action()
             self.people.note("done", what)
 
-    # -- waiting ----------------------------------------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------------------------
     async def rest(self, app: App) -> None:
         """Wait until nothing runs here and nothing is due."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not self._resting(app):
+            while not self.resting(app):  # noqa: ASYNC110 - nobody announces that nothing happens
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    def _resting(self, app: App) -> bool:
+    def resting(self, app: App) -> bool:
+        """Whether nothing runs in this app and nothing is due for it."""
         worker = app.worker
         assert worker is not None
         if worker.busy:
@@ -197,7 +198,7 @@ class Stage:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that another task of this loop brings about."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - it may look at the world, which announces nothing
                 await asyncio.sleep(_LOOK_SECONDS)
 
     def row(self, app: App, receipt: Receipt) -> Submission:
@@ -235,9 +236,7 @@ class Stage:
         if row.state == "settled":
             self.people.note("settled", row.id, outcome=row.outcome)
 
-    async def _nudge(
-        self, app: App, decide: Literal["approved", "rejected"] | None, judge: Judge | None
-    ) -> bool:
+    async def _nudge(self, app: App, decide: Literal["approved", "rejected"] | None, judge: Judge | None) -> bool:
         """Do what a resting store waits for: a decision, a verdict, or time. False if there is nothing to do."""
         if decide is not None and app.store.read(lambda tx: tx.ledger.approvals(status="pending")):
             await self.decide(app, decide)
@@ -251,7 +250,7 @@ class Stage:
             self.clock.advance(max(0.0, (due - now) / 1_000_000) + 0.001)
             app.host.wake()
             return True
-        return not self._resting(app)
+        return not self.resting(app)
 
 
 class _Ahead:
