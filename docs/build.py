@@ -1,8 +1,9 @@
 """Write docs/reference/ from the code, so that no page can say something else than the program does.
 
 ``api.md`` comes from the docstrings and signatures of everything in ``perdure.__all__``, ``cli.md`` from the tree of
-commands. Nothing is written by hand there. ``--check`` writes nothing and fails when a page is not what would be
-written. Signatures are read from the source text, not from live objects: the same page on every machine.
+commands, ``lifecycle.md`` from the tables that the engine obeys, ``records.md`` from the stored structs, ``limits.md``
+from ``limits.py``. Nothing is written by hand there. ``--check`` writes nothing and fails when a page is not what would
+be written. Signatures are read from the source text, not from live objects: the same page on every machine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ import click
 import griffe
 
 import perdure
+from perdure import limits
+from perdure.ports import failpoints
+from perdure.rules import lifecycle
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -29,7 +34,14 @@ def main() -> int:
     """Write the pages, or compare them with ``--check``. Returns the exit code."""
     check = "--check" in sys.argv[1:]
     stale = []
-    for name, text in {"api.md": api_page(), "cli.md": cli_page()}.items():
+    pages = {
+        "api.md": api_page(),
+        "cli.md": cli_page(),
+        "lifecycle.md": lifecycle_page(),
+        "limits.md": limits_page(),
+        "records.md": records_page(),
+    }
+    for name, text in pages.items():
         page = REFERENCE / name
         if page.exists() and page.read_text(encoding="utf-8") == text:
             continue
@@ -246,6 +258,140 @@ def command(item: click.Command, context: click.Context, shared: set[str]) -> It
         listed = [(inner.info_name, found) for inner, found in walk(item, context) if inner.parent is context]
         rows = [f"| `{name}` | {cell(found.get_short_help_str(300))} |" for name, found in listed]
         yield "\n".join(["| command | does |", "|---|---|", *rows])
+
+
+# -- what the engine obeys
+
+
+def lifecycle_page() -> str:
+    """The legal states of submissions, effects and approvals, and the places where a process may die."""
+    submission, effect, approval = lifecycle.SUBMISSION, lifecycle.EFFECT, lifecycle.APPROVAL
+    decided = {
+        state: {str(after): after for after in approval if after in states} for state, states in approval.items()
+    }
+    return page([
+        MADE,
+        "# Lifecycles",
+        "What may follow what. What is not in these tables of `rules/lifecycle.py` is illegal and changes nothing.",
+        "## Submission",
+        "Where owed work stands. `admitted` and `terminalizing` are reached only where log and ledger are two stores.",
+        *diagram(submission, lifecycle.SubmissionState),
+        *transitions(submission),
+        "## Effect",
+        "What is known of one try of an effect; another try is another effect. Some verdicts leave it unknown, closed.",
+        *diagram(effect, lifecycle.EffectStatus),
+        *transitions(effect),
+        "## Approval",
+        "No release writes `expired` yet.",
+        *diagram(decided, lifecycle.ApprovalStatus),
+        "## Effect classes",
+        members_table(lifecycle.EffectClass, "class", "what recovery may do with a started call without an outcome"),
+        "## Boundaries",
+        "Every durable write names one; a test can end the process before, inside and after it.",
+        "The last two are no writes: they stand around the outside world.",
+        ", ".join(f"`{boundary}`" for boundary in failpoints.Boundary),
+    ])  # fmt: skip
+
+
+def diagram(table: Mapping[Any, Mapping[Any, Any]], states: type[StrEnum]) -> Iterator[str]:
+    """A table of transitions as a Mermaid diagram, and what each state means."""
+    lines = ["stateDiagram-v2", f"    [*] --> {node(next(iter(table)))}"]
+    for state, events in table.items():
+        targets: dict[str, list[str]] = {}
+        for event, after in events.items():
+            targets.setdefault(node(after), []).append(str(event))
+        lines += [
+            f"    {node(state)} --> {target}" + ("" if names == [target] else f": {', '.join(names)}")
+            for target, names in targets.items()
+        ]
+        lines += [f"    {node(state)} --> [*]"] if not events else []
+    yield code("\n".join(lines), "mermaid")
+    if any(remarks(states).values()):
+        yield members_table(states, "state", "means")
+
+
+def node(state: object) -> str:
+    """A state's name, as Mermaid takes one."""
+    return str(state).replace("-", "_")
+
+
+def transitions(table: Mapping[Any, Mapping[Any, Any]]) -> Iterator[str]:
+    events = list(dict.fromkeys(event for row in table.values() for event in row))
+    rows = [f"| | {' | '.join(f'`{event}`' for event in events)} |", "|---" * (len(events) + 1) + "|"]
+    rows += [
+        f"| `{state}` | {' | '.join(f'`{row[event]}`' if event in row else '' for event in events)} |"
+        for state, row in table.items()
+    ]
+    yield "\n".join(rows)
+
+
+def members_table(kind: type[StrEnum], name: str, means: str) -> str:
+    told = remarks(kind)
+    return "\n".join(
+        [f"| {name} | {means} |", "|---|---|", *(f"| `{one}` | {told.get(one.name, '')} |" for one in kind)]
+    )
+
+
+def remarks(kind: type) -> dict[str, str]:
+    """The comment behind each member of an enumeration, from its source."""
+    found = re.findall(r"^    ([A-Z_]+) = .*?(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
+    return dict(found)
+
+
+# -- limits
+
+
+def limits_page() -> str:
+    """Every constant of ``limits.py``, in its groups, with the comment beside it."""
+    parts = [MADE, "# Limits", "Every loop, page, queue, payload, depth and retry of the core ends at one of these."]
+    rows: list[str] = []
+    for line in inspect.getsource(limits).splitlines():
+        heading = re.fullmatch(r"# (.+)", line)
+        constant = re.fullmatch(r"([A-Z_]+) = .*?(?:  # (.*))?", line)
+        if heading:
+            parts += ["\n".join(rows)]
+            rows = [f"## {heading[1].capitalize()}\n", "| limit | value | |", "|---|---|---|"]
+        elif constant and rows:
+            value = getattr(limits, constant[1])
+            rows.append(f"| `{constant[1]}` | {value:,} | {cell(constant[2] or '')} |")
+    return page([*parts, "\n".join(rows)])
+
+
+# -- records
+
+
+def records_page() -> str:
+    """Every struct that is stored, with its tag, meaning and fields."""
+    package = griffe.load("perdure", search_paths=[ROOT / "src"])
+    parts = [
+        MADE,
+        "# Records",
+        "What a thread's log holds, for ever. The tag carries the version: a new shape is a new tag.",
+        "Instants and durations are microseconds.",
+    ]
+    for name, title in {"thread": "Threads and submissions", "run": "Runs", "effect": "Effects", "parts": "Parts",
+                        "codec": "Batches"}.items():  # fmt: skip
+        module = package[f"records.{name}"]
+        assert isinstance(module, griffe.Module)
+        parts.append(f"## {title}")
+        for found in module.classes.values():
+            if not found.is_alias and not found.name.startswith("_"):
+                parts += record(found)
+    return page(parts)
+
+
+def record(item: griffe.Class) -> Iterator[str]:
+    live = getattr(import_module(item.module.path), item.name)
+    tag = live.__struct_config__.tag
+    yield f"### {item.name}"
+    yield f"Stored as `{tag}`." if tag else ""
+    yield from prose(item)
+    rows = [
+        f"| `{name}` | `{cell(str(member.annotation))}` | {'' if member.value is None else f'`{member.value}`'} |"
+        for name, member in item.members.items()
+        if isinstance(member, griffe.Attribute) and member.annotation is not None and "property" not in member.labels
+    ]
+    yield "\n".join(["| field | type | default |", "|---|---|---|", *rows])
 
 
 def cell(text: str) -> str:
