@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Literal
 
 import msgspec
@@ -88,20 +90,30 @@ def _obligation(item: WorkItem, waiting: Waiting, now: Instant, aging: float, ov
 
 def _page(tx: Transaction, after: int, now: Instant) -> list[tuple[WorkItem, Waiting]]:
     faults = {fault.thread: fault for fault in tx.ledger.faults()}
+    work = tx.ledger.open_work(after=after, limit=PAGE_ROWS_MAX)  # never ends inside a thread
     found: list[tuple[WorkItem, Waiting]] = []
-    thread: ThreadRow | None = None
-    ahead: WorkItem | None = None
-    for item in tx.ledger.open_work(after=after, limit=PAGE_ROWS_MAX):
-        if thread is None or thread.number != item.thread_number:
-            thread, ahead = tx.ledger.thread(item.thread_number), None
-            assert thread is not None
-        found.append((item, waits_for(tx, item.submission, thread, faults.get(thread.number), ahead, now)))
-        if item.state != State.UNKNOWN and ahead is None:
-            ahead = item  # what is parked may be passed; anything else comes first
+    for number, items in groupby(work, lambda item: item.thread_number):
+        found += waiting_on(tx, number, list(items), faults.get(number), now)
     return found
 
 
-def waits_for(
+def waiting_on(
+    tx: Transaction, thread: int, items: Sequence[WorkItem], fault: Fault | None, now: Instant
+) -> list[tuple[WorkItem, Waiting]]:
+    """What each open submission of one thread waits for, in order of position."""
+    row = tx.ledger.thread(thread)
+    assert row is not None
+    found: list[tuple[WorkItem, Waiting]] = []
+    ahead: WorkItem | None = None
+    for item in items:
+        waiting = _waits_for(tx, item.submission, row, fault, ahead, now)
+        found.append((item, waiting))
+        if ahead is None and waiting.on != "unknown":  # what is parked may be passed; anything else comes first
+            ahead = item
+    return found
+
+
+def _waits_for(
     tx: Transaction, submission: str, thread: ThreadRow, fault: Fault | None, ahead: WorkItem | None, now: Instant
 ) -> Waiting:
     """What an open submission waits for. ``ahead`` is the one before it on its thread that it may not pass."""

@@ -13,6 +13,7 @@ import msgspec
 
 from perdure import canonical
 from perdure.clock import to_datetime
+from perdure.engine.intents import STATUS
 from perdure.errors import Corrupt, Invalid
 from perdure.limits import PAGE_BATCHES_MAX, PAGE_ROWS_MAX, PEEK_BATCHES
 from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
@@ -520,7 +521,7 @@ def _view(row: Submission, run: fold.Run | None) -> RunView:
         created_at=to_datetime(row.created_at), input=_json(row.input),
         settled_at=None if row.settled_at is None else to_datetime(row.settled_at), status=row.outcome,
         failure=_failure_of(row), disposition=row.disposition,
-        turns=() if run is None else tuple(_turn(turn) for turn in run.turns),
+        turns=() if run is None else tuple(_turn(turn, over=run.settled is not None) for turn in run.turns),
         usage=Usage() if run is None else run.usage,
         deadline=None if started is None else to_datetime(started.deadline),
         output=None if completed is None else _json(completed.output), key=row.key, principal=row.principal,
@@ -534,21 +535,23 @@ def _json(raw: bytes | msgspec.Raw) -> Any:
         raise Corrupt(f"A stored value is not JSON: {error}.", help=_RESTORE) from error
 
 
-def _turn(turn: fold.Turn) -> TurnView:
+def _turn(turn: fold.Turn, *, over: bool) -> TurnView:
     response = turn.response
     text = "".join(part.text for part in response.parts if isinstance(part, TextPart))
-    calls = tuple(_call(call) for call in turn.calls)
+    calls = tuple(_call(call, over=over) for call in turn.calls)
     return TurnView(turn.number, response.model, response.finish, text, response.usage, calls, turn.rejected)
 
 
-def _call(call: fold.Call) -> CallView:
-    confirmed = call.closed and not call.withdrawn and call.failure is None
+def _call(call: fold.Call, *, over: bool) -> CallView:
+    status = _call_status(call, over=over)
+    result = call.result if call.closed or call.verdict is None else call.verdict.result
+    confirmed = status == EffectStatus.CONFIRMED
     return CallView(
         call=call.id,
         tool=call.part.name,
         arguments=_arguments(call),
-        status=_call_status(call),
-        result=_json(call.result) if confirmed and call.result is not None else None,
+        status=status,
+        result=_json(result) if confirmed and result is not None else None,
         error=call.failure,
         steps=tuple(_step_view(name, step) for name, step in call.steps.items()),
         tries=call.tries,
@@ -566,13 +569,15 @@ def _arguments(call: fold.Call) -> Any:
         return call.part.arguments
 
 
-def _call_status(call: fold.Call) -> str:
+def _call_status(call: fold.Call, *, over: bool) -> str:
     if call.withdrawn:
         return EffectStatus.WITHDRAWN.value
     if call.closed:
         return (EffectStatus.CONFIRMED if call.failure is None else EffectStatus.REFUSED).value
     if any(True for _ in call.unknowns()):
         return EffectStatus.UNKNOWN.value
+    if call.verdict is not None and over:  # it came after the end: nothing follows from it
+        return STATUS[call.verdict.verdict].value
     if call.approval is not None and call.decision is None:
         return "waiting"
     return (EffectStatus.STARTED if call.in_flight else EffectStatus.REQUESTED).value
