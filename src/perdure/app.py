@@ -8,17 +8,15 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from perdure import canonical, ids
-from perdure.agent.agent import Agent, model_of, set_model_resolver
+from perdure.agent.agent import model_of, set_model_resolver
 from perdure.agent.batch import encoder
 from perdure.agent.driver import AgentDriver
 from perdure.agent.ephemeral import Approve, Result
 from perdure.agent.persistent import run_here
-from perdure.clock import Clock, Ids, parse_duration, to_datetime
+from perdure.clock import Clock, Ids, parse_duration
 from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.registry import Registration, Registry
 from perdure.definitions.verdicts import Verdict
@@ -27,19 +25,20 @@ from perdure.engine.admission import Receipt
 from perdure.engine.host import Host
 from perdure.engine.recovery import Recovered
 from perdure.engine.worker import Worker
-from perdure.errors import Conflict, Denied, Invalid, RunCancelled, RunFailed
+from perdure.errors import Conflict, Invalid, RunCancelled, RunFailed
 from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, PAGE_BATCHES_MAX, WORKERS_MAX
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
 from perdure.ports.store import Store
-from perdure.projections import audit, obligations, run, thread
-from perdure.projections.audit import Explanation, Verification
+from perdure.projections import obligations, run, thread
 from perdure.projections.obligations import Obligation
 from perdure.projections.run import Approval, Effect, RunView, Settlement
 from perdure.projections.thread import RecordView, ThreadView
 from perdure.providers.resolve import resolve
-from perdure.records import codec
 from perdure.stores.sqlite.store import open_store
+
+if TYPE_CHECKING:
+    from perdure.projections.audit import Explanation, Verification
 
 set_model_resolver(resolve)
 
@@ -448,6 +447,8 @@ class App:
         """Where a submission stands, by which evidence, and what recovery would do. Writes nothing."""
         id = self._submission_id(receipt)
         await self._allow("explain", submission=id)
+        from perdure.projections import audit  # rarely asked, and a fifth of what an import takes
+
         return await audit.explain(self.store, self._row(id), self._contracts(), self.host.clock.now())
 
     def _contracts(self) -> dict[str, dict[str, str]]:
@@ -459,6 +460,8 @@ class App:
     async def verify(self, thread: str | None = None) -> Verification:
         """Check logs, chain, ledger and indexes against each other. True exactly when every check passed. Writes nothing."""
         await self._allow("verify", thread=thread)
+        from perdure.projections import audit  # rarely asked, and a fifth of what an import takes
+
         return await audit.verify(self.store, thread)
 
     async def obligations(self, *, aging: float | str = "5m", overdue: float | str = "1h") -> list[Obligation]:

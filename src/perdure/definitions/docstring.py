@@ -6,14 +6,15 @@ import functools
 import importlib
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+import msgspec
 
 _SECTION = re.compile(r"^[ \t]*[A-Z][A-Za-z ]*:[ \t]*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(msgspec.Struct, frozen=True):
     """A docstring taken apart: the free text, and a description per parameter name."""
 
     text: str = ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -15,8 +14,7 @@ from perdure.definitions.schema import Codec, codec_of, dec_hook
 from perdure.errors import Invalid
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One parameter the model sees."""
 
     name: str
@@ -27,8 +25,7 @@ class Parameter:
     note: str  # description found in the annotation
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """What the parameters and annotations of a function say."""
 
     parameters: tuple[Parameter, ...]

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perdure.errors import Refused
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     """It took place. ``result`` becomes the call's result; nothing runs."""
 
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class NotApplied:
+class NotApplied(msgspec.Struct, frozen=True):
     """It did not take place. A new try follows, with the same key."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SafeToRetry:
+class SafeToRetry(msgspec.Struct, frozen=True):
     """Running it again is harmless whatever happened. A new try follows, same key, same contract only."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRun:
+class CancelRun(msgspec.Struct, frozen=True):
     """Give the run up. Verdict and cancel intent are one commit; the effect stays of unknown outcome, closed."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StillUnknown:
+class StillUnknown(msgspec.Struct, frozen=True):
     """Returned by a probe that cannot tell. The effect stays listed; the probe is asked again with backoff."""
 
     why: str = ""
@@ -47,8 +43,7 @@ Verdict = Applied | Refused | NotApplied | SafeToRetry | CancelRun
 """Verdicts a person may give. A probe may also return ``StillUnknown``."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownCall:
+class UnknownCall(msgspec.Struct, frozen=True):
     """The evidence about an unknown call, as a probe gets it.
 
     Attributes:

@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import logging
 import os
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -85,7 +84,7 @@ class Host:
 
     def new_token(self) -> int:
         """A claim's token: 62 random bits, so that no stale owner can hold it by chance."""
-        return secrets.randbits(62)
+        return int.from_bytes(os.urandom(8)) >> 2
 
     def hit(self, boundary: Boundary, phase: Phase) -> None:
         """Pass a failpoint around the outside world, if a test armed one."""

@@ -11,7 +11,6 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,15 +37,13 @@ CHARS_PER_TOKEN = 4
 _WORDS = re.compile(r"\S+\s*|\s+")
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(msgspec.Struct, frozen=True):
     """The model answers with text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """The model calls one tool; ``arguments`` is the raw text it writes. An empty ``id`` is derived from the place."""
 
     name: str
@@ -54,22 +51,19 @@ class Call:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(msgspec.Struct, frozen=True):
     """The model calls several tools in one response, perhaps with words between them."""
 
     items: tuple[Say | Call, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(msgspec.Struct, frozen=True):
     """The call raises."""
 
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(msgspec.Struct, frozen=True):
     """The call never answers."""
 
 

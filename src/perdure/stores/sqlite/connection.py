@@ -10,7 +10,6 @@ import os
 import random
 import time
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"}
 )
 MEMORY = ":memory:"
+_HERE = Path(__file__).parent
 
 
 def file_system(path: Path) -> str:
@@ -203,12 +203,12 @@ def check_format(connection: apsw.Connection, path: str) -> None:
 
 def schema() -> str:
     """The statements of ``schema.sql``."""
-    return resources.files(__package__).joinpath("schema.sql").read_text()
+    return (_HERE / "schema.sql").read_text()
 
 
 def migrations() -> list[str]:
     """The numbered migrations, in order; applied from nothing they arrive at :func:`schema`."""
-    folder = resources.files(__package__).joinpath("migrations")
+    folder = _HERE / "migrations"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
     return [f.read_text() for f in files]
 
