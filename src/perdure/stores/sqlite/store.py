@@ -67,7 +67,7 @@ class SqliteStore:
         self._scan_lock = threading.Lock()
         self._watcher: asyncio.TimerHandle | None = None
         self._seen_version = 0
-        self._subscribers: dict[int, Callable[[], None]] = {}
+        self._subscribers: dict[object, Callable[[], None]] = {}
         self._ticked = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._renewer: asyncio.TimerHandle | None = None
@@ -184,13 +184,13 @@ class SqliteStore:
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """See ``ports.store.Store.subscribe``."""
         token = object()
-        self._subscribers[id(token)] = on_change
+        self._subscribers[token] = on_change
         if self._watcher is None and not self._memory:
             self._seen_version = self._version() or 0
             self._watch(asyncio.get_running_loop())
 
-        def stop(key: int = id(token), keep: object = token) -> None:
-            self._subscribers.pop(key, None)
+        def stop() -> None:
+            self._subscribers.pop(token, None)
 
         return stop
 
@@ -286,7 +286,7 @@ def _check_existing(path: str) -> None:
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
             connection.set_busy_handler(connections.BusyPolicy())
-            if not connections.is_empty(connection):
+            if not connections.is_empty(connection) or connections.pragma(connection, "application_id"):
                 connections.check_format(connection, path)
         finally:
             connection.close()

@@ -58,7 +58,10 @@ class Job:
         """Tell the caller, if anybody still listens."""
         future = self.future
         if self.error is not None and self.on_error is not None:
-            self.on_error(self.error)
+            try:
+                self.on_error(self.error)
+            except Exception:  # the others of the group must hear of theirs
+                log.exception("a listener to a failed write failed")
         if future is None or future.done():
             return
         if self.error is None:
@@ -121,11 +124,11 @@ class Writer:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        if self._closing:
-            future.set_exception(Unavailable("The store is closed.", help="Open it again."))
-            future.exception()
-            return future
         job = Job(boundary, unit, future, on_error)
+        if self._closing:
+            job.error = Unavailable("The store is closed.", help="Open it again.")
+            job.resolve()
+            return future
         if self._eager_until and not self._queue and not self._thread_has_work and loop.time() < self._eager_until:
             self._inline(job)
             return future

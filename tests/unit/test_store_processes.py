@@ -1,0 +1,227 @@
+"""Several processes on one file: nothing lost, nothing twice, no lock error; a kill keeps what was told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import Unavailable
+from perdure.ports.failpoints import Boundary
+from perdure.ports.ledger import Admission
+from perdure.stores.sqlite.store import SqliteStore, open_store
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from perdure.ports.failpoints import Boundary
+from perdure.ports.ledger import Admission
+from perdure.stores.sqlite.store import open_store
+
+def admit(store, name, thread="t"):
+    a = Admission("sub_" + name, thread, "run_" + name, "p", None, "agent", "d", b"x" * 200, "i", 1)
+    return store.write(Boundary.ADMIT, lambda tx: tx.ledger.admit(a))
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+async def write(path, name, count):
+    store = open_store(path)
+    for start in range(0, count, 50):  # some in groups, some alone
+        await asyncio.gather(*(admit(store, f"{name}{n}") for n in range(start, start + 40)))
+        for n in range(start + 40, start + 50):
+            await admit(store, f"{name}{n}")
+    await store.close()
+
+async def claim(path, name, count):
+    store, token = open_store(path), 0
+    say("ready")
+    sys.stdin.readline()
+    while True:
+        tokens = list(range(token, token := token + 5))
+        claims = await store.write(
+            Boundary.CLAIM, lambda tx: tx.ledger.claim(name, None, 5, 10, 10**15, tokens)
+        )
+        if not claims:
+            break
+        for c in claims:
+            say(c.submission.id)
+            await store.write(Boundary.SETTLE, lambda tx: tx.ledger.settle(
+                c.number, c.epoch, c.token, c.submission.id, "completed", None, None, 10, release=True))
+    await store.close()
+
+async def die(path, name, count):
+    store, units = open_store(path), 0
+
+    def failpoint(boundary, phase):
+        nonlocal units
+        units += phase == name.split("-")[0]
+        if units == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store.failpoint = failpoint
+    start = 0
+    while True:
+        size = 1 if name.endswith("alone") else 7
+        names = [f"{name}{n}" for n in range(start, start + size)]
+        futures = [admit(store, one) for one in names]
+        for one, future in zip(names, futures):
+            future.add_done_callback(lambda _, one=one: say("sub_" + one))
+        await asyncio.gather(*futures)
+        start += size
+
+async def stand(path, name, count):
+    store = open_store(path)
+
+    def unit(tx):
+        tx.ledger.admit(Admission("sub_standing", "t", "run_standing", "p", None, "agent", "d", b"", "i", 1))
+        say("inside")
+        sys.stdin.readline()
+
+    await store.write(Boundary.ADMIT, unit)
+    await store.close()
+
+verb, path, name, count = sys.argv[1:]
+asyncio.run(globals()[verb](path, name, int(count)))
+"""
+
+
+def start(verb: str, path: Path, name: str, count: int = 0) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, verb, str(path), name, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], said: str | None = None) -> list[str]:
+    out, err = process.communicate(said, timeout=60)
+    assert process.returncode == 0, err
+    return out.split()
+
+
+def admitted(store: SqliteStore) -> list[Any]:
+    return store.read(lambda tx: tx.ledger.submissions(limit=100_000))
+
+
+def test_two_processes_write_to_one_new_file_at_once(tmp_path: Path) -> None:
+    """Also the file itself is made by both at once."""
+    path = tmp_path / "store.db"
+    writers = [start("write", path, name, 500) for name in "ab"]
+    for writer in writers:
+        finish(writer)
+
+    async def look() -> None:
+        store = open_store(path)
+        rows = admitted(store)
+        assert sorted(row.id for row in rows) == sorted(f"sub_{name}{n}" for name in "ab" for n in range(500))
+        assert [row.position for row in rows] == list(range(1, 1001))
+        for name in "ab":
+            mine = [row.id for row in rows if row.id.startswith("sub_" + name)]
+            assert mine == [f"sub_{name}{n}" for n in range(500)], "each process keeps its own order"
+        assert await store.integrity() == []
+        await store.close()
+
+    asyncio.run(look())
+
+
+def test_two_workers_claim_every_submission_once(tmp_path: Path) -> None:
+    """A05."""
+    path = tmp_path / "store.db"
+
+    async def fill() -> None:
+        store = open_store(path)
+        for n in range(300):
+            a = Admission(f"sub_{n}", f"t{n % 90}", f"run_{n}", "p", None, "agent", "d", b"", "i", 1)
+            _ = store.write(Boundary.ADMIT, lambda tx, a=a: tx.ledger.admit(a))  # type: ignore[misc]
+        await store.close()
+        store = open_store(path)
+        assert {row.state for row in admitted(store)} <= {"ready"}
+        await store.close()
+
+    asyncio.run(fill())
+    workers = [start("claim", path, name) for name in ("w1", "w2")]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    claims = [finish(worker) for worker in workers]
+    assert sorted(claims[0] + claims[1]) == sorted(f"sub_{n}" for n in range(300))
+
+
+@pytest.mark.parametrize("shape", ["alone", "grouped"])
+@pytest.mark.parametrize(("phase", "count"), [("before", 60), ("inside", 61), ("after", 62)])
+def test_a_kill_at_any_instant_loses_nothing_that_was_told(tmp_path: Path, phase: str, count: int, shape: str) -> None:
+    path = tmp_path / "store.db"
+    process = start("die", path, f"{phase}-{shape}", count)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, err
+
+    async def look() -> None:
+        store = open_store(path)
+        rows = admitted(store)
+        told = out.split()
+        assert told
+        assert set(told) <= {row.id for row in rows}, "what was told is durable"
+        assert [row.id for row in rows][: len(told)] == told
+        assert len(rows) - len(told) in range(8 if phase == "after" else 1), "what was not durable is not there"
+        a = Admission("sub_next", "t", "run_next", "p", None, "agent", "d", b"", "i", 1)
+        began = time.monotonic()
+        await store.write(Boundary.ADMIT, lambda tx: tx.ledger.admit(a))
+        assert time.monotonic() - began < 10, "the dead hold no lock"
+        assert await store.integrity() == []
+        await store.close()
+
+    asyncio.run(look())
+
+
+def test_killed_from_outside_at_chance_instants(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    told: list[str] = []
+    for n in range(3):
+        process = start("die", path, f"x{n}-grouped", 10**9)
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(20 + 31 * n)]
+        process.kill()
+        told += "".join([*lines, process.communicate()[0]]).split()
+
+    async def look() -> None:
+        store = open_store(path)
+        stored = {row.id for row in admitted(store)}
+        assert set(told) <= stored
+        assert [row.position for row in admitted(store)] == list(range(1, len(stored) + 1))
+        assert await store.integrity() == []
+        await store.close()
+
+    asyncio.run(look())
+
+
+async def test_a_process_that_stands_inside_a_transaction_holds_everybody_up_to_their_patience(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store.db")
+    other = start("stand", tmp_path / "store.db", "stand")
+    assert other.stdout is not None
+    assert other.stdout.readline() == "inside\n"
+    os.kill(other.pid, signal.SIGSTOP)
+    store._writer._busy_policy.patience = 0.1
+    a = Admission("sub_mine", "t", "run_mine", "p", None, "agent", "d", b"", "i", 1)
+    with pytest.raises(Unavailable, match="locked"):
+        await store.write(Boundary.ADMIT, lambda tx: tx.ledger.admit(a))
+    assert admitted(store) == [], "reading goes on"
+    os.kill(other.pid, signal.SIGCONT)
+    finish(other, "go\n")
+    await store.write(Boundary.ADMIT, lambda tx: tx.ledger.admit(a))
+    assert [row.id for row in admitted(store)] == ["sub_standing", "sub_mine"]
+    await store.close()
