@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import re
-from dataclasses import field
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ class Parsed(msgspec.Struct, frozen=True):
     """A docstring taken apart: the free text, and a description per parameter name."""
 
     text: str = ""
-    parameters: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, str] = {}
 
 
 def parse(doc: str | None) -> Parsed:
