@@ -248,8 +248,8 @@ class Ledger(Protocol):
     def suspend(self, thread: int, epoch: int, token: int, submission: str, wake_at: int | None, now: int) -> bool:
         """End ownership and wait for decisions, as a barrier. Fenced.
 
-        A decision recorded before this commits is seen: then the submission stays claimable and False is returned.
-        ``wake_at`` is a durable timer (the run's deadline).
+        A decision recorded before this commits is seen, a cancel also when it is in the log already: then the
+        submission stays claimable and False is returned. ``wake_at`` is a durable timer (the run's deadline).
         """
         ...
 
@@ -306,7 +306,7 @@ class Ledger(Protocol):
         ...
 
     def mark_applied(self, intent: int, now: int) -> None:
-        """The intent is in the log (same unit as its record)."""
+        """The intent is in the log (same unit as its record). A thread that was due for it alone is due no more."""
         ...
 
     # -- effects and approvals --------------------------------------------------------------------------------------

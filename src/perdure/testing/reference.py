@@ -85,8 +85,7 @@ class Reference:
 
     def covered(self, work: Row, state: State) -> bool:
         """Whether what a submission is about to wait for is decided already."""
-        cancel = self.intents.get(("cancel", work["id"]))
-        if cancel is not None and cancel["applied_at"] is None:
+        if ("cancel", work["id"]) in self.intents:
             return True
         approvals = self._undecided(self.approvals, work["run"], "pending", "approval")
         if state is State.SUSPENDED:

@@ -365,8 +365,8 @@ class SqliteLedger:
 
     def _covered(self, found: Submission, state: SubmissionState) -> bool:
         """Whether a decision already recorded covers what this submission is about to wait for."""
-        if self._row("SELECT 1 FROM intent WHERE kind = 'cancel' AND subject = ? AND applied_at IS NULL", found.id):
-            return True
+        if self._row("SELECT 1 FROM intent WHERE kind = 'cancel' AND subject = ?", found.id):
+            return True  # also one that is in the log already: nobody acted on it yet
         if state is S.UNKNOWN and self._undecided_effects(found.run) == 0:
             return True
         if state is S.UNKNOWN and not self._row(
@@ -506,7 +506,11 @@ class SqliteLedger:
 
     def mark_applied(self, intent: int, now: int) -> None:
         """See ``ports.ledger.Ledger.mark_applied``."""
-        self._execute("UPDATE intent SET applied_at = ? WHERE number = ? AND applied_at IS NULL", (now, intent))
+        rows = self._rows(
+            "UPDATE intent SET applied_at = ? WHERE number = ? AND applied_at IS NULL RETURNING thread", now, intent
+        )
+        for (thread,) in rows:
+            self._refresh(thread, now)  # a thread that was due for this alone is due no more
 
     # -- effects and approvals --------------------------------------------------------------------------------------
     def put_effect(self, row: EffectRow) -> None:
