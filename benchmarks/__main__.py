@@ -192,6 +192,5 @@ def show(row: Row) -> str:
     return "  ".join(f"{key} {value:,.3f}" if value < 100 else f"{key} {value:,.0f}" for key, value in row.items())
 
 
-
 if __name__ == "__main__":
     main()
