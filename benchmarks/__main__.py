@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -85,7 +86,7 @@ async def _turns(folder: str, count: int) -> Row:
     def around(turn: int, values: list[int]) -> float:
         return statistics.median(values[max(1, turn - 15) : turn + 15])
 
-    spent = [after - before for before, after in zip(at, at[1:], strict=False)]
+    spent = [after - before for before, after in itertools.pairwise(at)]
     early, late = around(20, spent), around(count - 20, spent)
     return {
         "microseconds_turn_20": early, f"microseconds_turn_{count}": late, "ratio": late / early,
