@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -56,13 +55,13 @@ async def test_case_A07_a_stopped_worker_is_fenced(tmp_path: Path) -> None:  # n
         async with place.client([puppet(place)]) as app:
             receipt = await app.submit("puppet", play([["keyed", {"gate": "g"}]], "done"), thread="t")
             await until(lambda: place.waiting("g"), "the body")
-            slow.signal(signal.SIGSTOP)
+            slow.stop()
             with place.worker():
                 await until(lambda: place.world.count("keyed") == 2, "the second worker's try")
                 place.open_gate("g")
                 assert await app.output(receipt, timeout=20) == "done"
             before, rows = place.log("t"), place.dump()["submission"]
-            slow.signal(signal.SIGCONT)
+            slow.go_on()
             # it goes on, learns that its fence is gone, and takes new work like any other: nobody else is there
             own = await app.submit("puppet", play([once("own")], "done"), thread="u")
             await app.settlement(own, timeout=20)
@@ -115,6 +114,32 @@ async def late_append(place: Place) -> list[str]:
         with contextlib.suppress(p.OwnershipLost):
             await old.append(Boundary.REPAIR, [RepairAnnotated(receipt.submission, "late", "late")])
         return place.kinds("t")[len(before) :]
+
+
+async def test_case_A07_a_worker_that_lost_its_thread_takes_no_command_from_the_new_owner(tmp_path: Path) -> None:  # noqa: N802
+    """The stopped worker goes on and still believes in its attempt: a verdict that arrives is none of its business."""
+    place = Place(tmp_path)
+    with place.worker() as slow:
+        async with place.client([puppet(place)]) as app:
+            receipt = await app.submit("puppet", play([once(gate="g")], "done"), thread="t")
+            await until(lambda: place.waiting("g"), "the body")
+            slow.stop()
+            with place.worker() as quick:
+                [effect] = await until(lambda: app.effects(status="unknown"), "the unknown")
+                other = await app.submit("puppet", play([once("other", tool="asks")], "done"), thread="t")
+                [asked] = await until(app.approvals, "the request")
+                quick.kill()
+                slow.go_on()
+                own = await app.submit("puppet", play("mine"), thread="u")
+                await app.settlement(own, timeout=20)  # the slow one is back, and hears everything
+                await app.reconcile(effect, p.Applied("r"), by="alice")
+                await app.approve(asked.id, by="alice")
+                assert await app.output(receipt, timeout=20) == "done"
+                assert await app.output(other, timeout=20) == "done"
+            kinds = place.kinds("t")
+            assert kinds.count("ToolCallResolved") == kinds.count("ToolApprovalDecided") == 1
+            assert place.world.count("pay") == 1
+            assert await app.verify()
 
 
 async def test_a_corrupt_thread_is_blocked_and_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

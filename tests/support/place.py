@@ -123,18 +123,21 @@ class Worker:
     """A worker process: ``python -m support.worker``. Ready when constructed, killed when its block ends."""
 
     def __init__(self, place: Place, program: str, options: dict[str, Any]) -> None:
+        self._place = place
         self._errors = (place.folder / f"stderr-{time.monotonic_ns()}.txt").open("w+b")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "support.worker", str(place.folder), program, json.dumps(options)],
             cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != b"ready\n":
             self.kill()
-            raise AssertionError(f"the worker did not start:\n{self.errors}")
+            errors = self.errors
+            self._errors.close()
+            raise AssertionError(f"the worker did not start:\n{errors}")
 
     @property
     def pid(self) -> int:
@@ -147,9 +150,23 @@ class Worker:
         self._errors.seek(0)
         return self._errors.read().decode()
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self.process.send_signal(number)
+    def stop(self) -> None:
+        """SIGSTOP, but not inside a transaction: SQLite's write lock would stop with it, and everybody else."""
+        while True:
+            self.process.send_signal(signal.SIGSTOP)
+            connection = apsw.Connection(str(self._place.db))
+            try:
+                connection.set_busy_timeout(100)
+                connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+                return
+            except apsw.BusyError:
+                self.process.send_signal(signal.SIGCONT)
+            finally:
+                connection.close()
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

@@ -18,6 +18,7 @@ from perdure.ports.provider import Request, Response, SystemMessage
 from perdure.providers.scripted import Scripted, call, calls, hang, say
 from perdure.records.parts import TextPart, Usage
 from support.place import Place
+from support.validity import faults
 
 
 def play(*turns: Any) -> dict[str, Any]:
@@ -57,9 +58,11 @@ def _call(name: str, arguments: Any, more: dict[str, str] | None = None) -> Any:
 
 
 def model(watch: Callable[[Request], None] | None = None) -> Scripted:
-    """The puppets' model; ``watch`` sees every request."""
+    """The puppets' model; ``watch`` sees every request. It refuses what a provider would refuse."""
 
     def respond(request: Request) -> Any:
+        wrong = faults(request.messages)
+        assert not wrong, wrong
         if watch is not None:
             watch(request)
         return perform(request)
