@@ -48,7 +48,7 @@ class Authorizer:
 
     async def authorize(self, operation: str, *, thread: str | None, submission: str | None, principal: str) -> None:
         """Return to allow, raise ``Denied`` to refuse. ``operation`` is the name of the ``App`` method."""
-        return None
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class App:
     def _row(self, id: str) -> Submission:
         row = self.store.read(lambda tx: tx.ledger.submission(id))
         if row is None:
-            raise Invalid(f"There is no submission {id!r} in this store.", help="List them: perdure obligations, perdure threads")
+            raise Invalid(f"There is no submission {id!r} in this store.", help="List them: perdure runs")
         return row
 
     async def observe(self, target: Receipt | str, *, after: int = 0) -> AsyncIterator[RecordView]:
@@ -320,7 +320,8 @@ class App:
             waiting = self.host.until_progress(name)
             try:
                 # a page starts at a batch: ask from the beginning of the one the cursor stands in
-                stored = self.store.read(lambda tx: tx.log.read_from(row.number, cursor + 1, PAGE_BATCHES_MAX))
+                first = cursor + 1
+                stored = self.store.read(lambda tx, first=first: tx.log.read_from(row.number, first, PAGE_BATCHES_MAX))  # type: ignore[misc]
                 for batch in stored:
                     for view in thread.records_of(batch):
                         if view.sequence > cursor:
@@ -421,7 +422,9 @@ class App:
     def _encoder(self, row: EffectRow) -> reconciliation.Encode:
         submission = self._row(row.submission)
         if submission.program in self._registry.names() and row.step is None:
-            tool = next((t for t in self._registry.get(submission.program).agent.tools if t.name == row.operation), None)
+            tool = next(
+                (t for t in self._registry.get(submission.program).agent.tools if t.name == row.operation), None
+            )
             if tool is not None:
                 return encoder(tool)
         return reconciliation.plain
@@ -564,7 +567,9 @@ def open(
         raise Invalid(f"workers is {slots!r}.", help=f"Give a whole number from 0 to {WORKERS_MAX}.")
     lease_seconds = parse_duration(lease, "lease")
     if lease_seconds < LEASE_SECONDS_MIN:
-        raise Invalid(f"lease is {lease_seconds} s.", help=f"Give at least {LEASE_SECONDS_MIN} s; {LEASE_SECONDS} s is usual.")
+        raise Invalid(
+            f"lease is {lease_seconds} s.", help=f"Give at least {LEASE_SECONDS_MIN} s; {LEASE_SECONDS} s is usual."
+        )
     registry = Registry()
     for agent in agents:
         registry.add(agent)
@@ -582,5 +587,3 @@ def open(
 
 def _check_principal(value: str) -> str:
     return ids.check_id(value, "principal")
-
-

@@ -238,9 +238,7 @@ class Batch:
             lost = call.prepared.effect
             ops.append(lambda tx: tx.ledger.end_effect(lost, "unknown", "declared", None))
         sequence = self.attempt.state.tail + 1 + len(records)
-        record, op = start_call(
-            self.attempt, call.id, tool, self._decoded(call), call.part, call.tries + 1, sequence
-        )
+        record, op = start_call(self.attempt, call.id, tool, self._decoded(call), call.part, call.tries + 1, sequence)
         records.append(record)
         ops.append(op)
 
@@ -411,9 +409,7 @@ def bounded(raw: bytes, limit: int) -> bytes:
         return raw
     text = raw.decode()
     keep = max(1, limit // 4)
-    return _encode(
-        {"truncatedToolResult": True, "originalBytes": len(raw), "head": text[:keep], "tail": text[-keep:]}
-    )
+    return _encode({"truncatedToolResult": True, "originalBytes": len(raw), "head": text[:keep], "tail": text[-keep:]})
 
 
 def needs_approval(tool: Tool, arguments: dict[str, Any]) -> bool:

@@ -62,9 +62,7 @@ class Context(ToolContext):
     ) -> None:
         run = attempt.run
         deadline = None if run.started is None else to_datetime(run.started.deadline)
-        super().__init__(
-            key=key, thread=attempt.thread, run=run.id, call=call.id, deadline=deadline, services=services
-        )
+        super().__init__(key=key, thread=attempt.thread, run=run.id, call=call.id, deadline=deadline, services=services)
         self._attempt = attempt
         self._call = call
         self._tool = tool
@@ -148,9 +146,7 @@ class Context(ToolContext):
         )  # fmt: skip
         return await self._record_once(name, fn, effect, outcome)
 
-    async def _record_once(
-        self, name: str, fn: Callable[..., Any], effect: str, outcome: effects.Outcome
-    ) -> Any:
+    async def _record_once(self, name: str, fn: Callable[..., Any], effect: str, outcome: effects.Outcome) -> Any:
         attempt, run, call = self._attempt, self.run, self.call
         now = attempt.host.clock.now()
         match outcome:

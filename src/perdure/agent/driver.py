@@ -37,8 +37,7 @@ class AgentDriver:
         async with contextlib.AsyncExitStack() as stack:
             scope = self._services(attempt) if _takes_argument(self._services) else self._services()
             services = await stack.enter_async_context(scope)
-            ended = await self._interpreter(attempt, services).advance()
-        return ended
+            return await self._interpreter(attempt, services).advance()
 
     def _interpreter(self, attempt: Attempt, services: Any) -> Interpreter:
         retain = getattr(services, "on_approval_suspension", None)

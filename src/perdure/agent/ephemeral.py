@@ -101,9 +101,7 @@ def result_of(definition: AgentDefinition, attempt: Attempt) -> Result:
         raise RunFailed(message, kind=kind, unknown=unknown)
     last = run.turns[-1].response
     output = definition.output_codec.decode(run.completed.output, "recorded output")
-    return Result(
-        output, attempt.thread, run.id, len(run.turns), run.usage, last.finish, run.completed.disposition
-    )
+    return Result(output, attempt.thread, run.id, len(run.turns), run.usage, last.finish, run.completed.disposition)
 
 
 def _unknown_message(run: fold.Run) -> str:

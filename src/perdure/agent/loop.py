@@ -296,9 +296,7 @@ class Interpreter:
 
         return emit
 
-    async def _record(
-        self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int
-    ) -> None:
+    async def _record(self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int) -> None:
         """Commit the response, with the requests for approval and the first started records of its batch."""
         calls = [part for part in response.parts if isinstance(part, CallPart)]
         operations = self._preflight(number, calls, truncated=response.finish == "length")
@@ -312,7 +310,9 @@ class Interpreter:
         if run.tool_calls + len(calls) > limits.max_tool_calls:
             await self.attempt.append(Boundary.RESPONSE, records)
             raise _RunFailure(
-                Failure("policy.tool_calls", f"The run may make {limits.max_tool_calls} tool calls; this batch is over.")
+                Failure(
+                    "policy.tool_calls", f"The run may make {limits.max_tool_calls} tool calls; this batch is over."
+                )
             )
         self._prepare(calls, operations, limits.concurrency, records, ops)
         await self.attempt.append(Boundary.RESPONSE, records, ops)
@@ -490,7 +490,9 @@ def _checked(response: Response) -> Response:
         raise ModelError(f"The response holds {calls:,} calls; the limit is {RESPONSE_CALLS_MAX:,}.", dispatched="yes")
     size = sum(len(part.arguments if isinstance(part, CallPart) else part.text) for part in response.parts)
     if size > RESPONSE_BYTES_MAX:
-        raise ModelError(f"The response holds {size:,} characters; the limit is {RESPONSE_BYTES_MAX:,}.", dispatched="yes")
+        raise ModelError(
+            f"The response holds {size:,} characters; the limit is {RESPONSE_BYTES_MAX:,}.", dispatched="yes"
+        )
     return response
 
 
@@ -499,4 +501,3 @@ def _backoff(tries: int, retry_after: float | None) -> float:
         return min(MODEL_BACKOFF_SECONDS_MAX, max(0.0, retry_after))
     ceiling = min(MODEL_BACKOFF_SECONDS_MAX, MODEL_BACKOFF_SECONDS_MIN * 2 ** (tries - 1))
     return random.uniform(ceiling / 2, ceiling)
-

@@ -49,7 +49,9 @@ def result_of(call: fold.Call) -> tuple[str, bool]:
     started = call.prepared is not None or any(call.unknowns()) or bool(call.steps)
     if recovery.requires_preparation(call) and not started:
         return explain("unavailable", "This call was not executed.", execution="not-executed"), True
-    return explain("unknown", "The outcome of this call is unknown. Do not assume that it failed; do not repeat it."), True
+    return explain(
+        "unknown", "The outcome of this call is unknown. Do not assume that it failed; do not repeat it."
+    ), True
 
 
 class PromptView:

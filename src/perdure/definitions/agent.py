@@ -67,7 +67,7 @@ class AgentDefinition:
         "tools",
     )
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         name: str,
         *,

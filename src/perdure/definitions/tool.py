@@ -301,7 +301,7 @@ def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Tool | Call
     return _make(fn, **options) if fn is not None else functools.partial(_make, **options)
 
 
-def _make(  # noqa: PLR0913
+def _make(
     fn: Callable[..., Any],
     *,
     effect: str | None = None,

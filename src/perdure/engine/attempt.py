@@ -100,9 +100,7 @@ class Attempt:
         return self.submission is not None and self.submission.run in self.state.runs
 
     # -- appending --------------------------------------------------------------------------------------------------
-    def append(
-        self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op] = ()
-    ) -> asyncio.Future[None]:
+    def append(self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op] = ()) -> asyncio.Future[None]:
         """Append records and change the ledger with them, in one commit. Enqueued at once; await it for durability.
 
         Raises (through the future): OwnershipLost when the claim was superseded; Unavailable when the store failed.
@@ -256,7 +254,9 @@ class Attempt:
         submission, now = self.submission.id, self.host.clock.now()
         before, ops = (list(records), list(then))
         if self.started:
-            closing, closing_ops = _close_calls(self.run, failure or Failure("cancelled", "The run was cancelled."), now)
+            closing, closing_ops = _close_calls(
+                self.run, failure or Failure("cancelled", "The run was cancelled."), now
+            )
             before += closing
             ops += closing_ops
         result = completed or (self.run.completed if self.started else None)
@@ -278,9 +278,7 @@ class Attempt:
         number, epoch, token = self.number, self.epoch, self.token
 
         def op(tx: Transaction) -> None:
-            tx.ledger.settle(
-                number, epoch, token, submission, outcome, encoded, settled.disposition, now, release=True
-            )
+            tx.ledger.settle(number, epoch, token, submission, outcome, encoded, settled.disposition, now, release=True)
 
         self._end()  # from here on the settlement wins: nothing interrupts it any more
         await self.append(Boundary.SETTLE, [*before, settled], [*ops, op] if self.owed else ops)

@@ -107,7 +107,9 @@ def failure_of(error: BaseException, kind: str = "tool") -> Failure:
     return Failure(kind, message[:FAILURE_MESSAGE_CHARS_MAX])
 
 
-def judge(error: BaseException, *, unknown_by_default: bool = False, refusals: tuple[type[BaseException], ...] = ()) -> Outcome:
+def judge(
+    error: BaseException, *, unknown_by_default: bool = False, refusals: tuple[type[BaseException], ...] = ()
+) -> Outcome:
     """What an exception raised by a dispatched body means.
 
     ``refusals`` are types the tool declares as definite; ``unknown_by_default`` is ``on_exception="unknown"``.

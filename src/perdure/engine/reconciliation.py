@@ -43,7 +43,14 @@ def plain(value: Any) -> bytes:
 
 
 def verdict_body(
-    verdict: Verdict, *, effect: str, run: str, call: str, step: str | None, encode: Encode = plain, evidence: Any = None
+    verdict: Verdict,
+    *,
+    effect: str,
+    run: str,
+    call: str,
+    step: str | None,
+    encode: Encode = plain,
+    evidence: Any = None,
 ) -> VerdictBody:
     """A verdict as it is recorded.
 
@@ -138,7 +145,9 @@ def _submit(tx: Transaction, body: VerdictBody, by: str, reason: str, now: int) 
         raise Invalid(f"There is no effect {body.effect!r}.", help="List them: perdure effects list --status unknown")
     if row.verdict is None:
         _check_open(row, now)
-    intent, new = _record(tx, row, Intent(0, row.thread, row.submission, "verdict", row.id, _encode(body), by, reason, now))
+    intent, new = _record(
+        tx, row, Intent(0, row.thread, row.submission, "verdict", row.id, _encode(body), by, reason, now)
+    )
     if not new:
         stored = intents.decode_verdict(intent.body)
         if (stored.verdict, bytes(stored.result), stored.failure) != (body.verdict, bytes(body.result), body.failure):

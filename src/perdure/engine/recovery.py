@@ -234,9 +234,8 @@ async def _recover_claimed(host: Host, drivers: Mapping[str, Driver], claimed: C
     state = await read_thread(host, claimed)
     attempt = Attempt(host, claimed, state)
     await take_in(attempt, claimed.intents)
-    reports = []
-    for item in host.store.read(lambda tx: tx.ledger.open_work(thread=number)):
-        reports.append(await _recover_submission(attempt, item))
+    items = host.store.read(lambda tx: tx.ledger.open_work(thread=number))
+    reports = [await _recover_submission(attempt, item) for item in items]
     now = host.clock.now()
     if any(fault.thread == number for fault in host.store.read(lambda tx: tx.ledger.faults())):
         await host.store.write(Boundary.FAULT, lambda tx: tx.ledger.clear_fault(number, now))
@@ -274,9 +273,7 @@ async def _recover_submission(attempt: Attempt, item: WorkItem) -> Report:
     return Report(row.id, row.thread, name, decision.meaning, decision.disposition)
 
 
-async def _mark_unknown(
-    attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[rules.Doubt, ...]
-) -> None:
+async def _mark_unknown(attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[rules.Doubt, ...]) -> None:
     now = attempt.host.clock.now()
     records: list[Record] = []
     ops: list[Op] = []

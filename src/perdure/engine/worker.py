@@ -254,7 +254,9 @@ class Worker:
             try:
                 attempt.take_in([intent])
             except LookupError:
-                log.debug("intent %s is about what another owner of %s wrote; that one takes it in", intent.id, intent.thread)
+                log.debug(
+                    "intent %s is about what another owner of %s wrote; that one takes it in", intent.id, intent.thread
+                )
 
     async def _recovering(self) -> None:
         """Recover blocked threads with backoff and ask due probes, for ever; never in the way of fresh work."""

@@ -105,9 +105,8 @@ IntentKind = Literal["cancel", "approval", "verdict"]
 class Intent(msgspec.Struct, frozen=True):
     """A command on its way into a log: immutable, first wins per ``(kind, subject)``.
 
-    ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict; with ``#n`` behind it for the nth on an effect that
-    is open again);
-    ``body`` is JSON.
+    ``subject`` is the submission (cancel), the approval id (approval) or the effect id (verdict; with ``#n`` behind it for
+    the nth on an effect that is open again); ``body`` is JSON.
     """
 
     id: int
@@ -359,9 +358,7 @@ class Ledger(Protocol):
         """One approval request."""
         ...
 
-    def approvals(
-        self, *, status: str | None = None, run: str | None = None, limit: int = 1000
-    ) -> list[ApprovalRow]:
+    def approvals(self, *, status: str | None = None, run: str | None = None, limit: int = 1000) -> list[ApprovalRow]:
         """Approval requests, oldest first."""
         ...
 

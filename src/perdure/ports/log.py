@@ -37,9 +37,7 @@ class StoredBatch(msgspec.Struct, frozen=True):
 class Log(Protocol):
     """Append and read one thread's batches. ``thread`` is the store's number for it (``ledger.Claimed.number``)."""
 
-    def append(
-        self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes
-    ) -> None:
+    def append(self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes) -> None:
         """Append one batch of ``count`` records (1..256) after ``expected``; ``tail`` is the digest after it.
 
         Atomic with the unit. The epoch and token are checked in the same statement as the write.

@@ -117,7 +117,18 @@ class SqliteLedger:
         self._execute(
             """INSERT INTO submission (id, thread, position, principal, key, program, definition, input, input_digest,
                state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'ready', ?)""",
-            (a.submission, number, position, a.principal, a.key, a.program, a.definition, a.input, a.input_digest, a.at),
+            (
+                a.submission,
+                number,
+                position,
+                a.principal,
+                a.key,
+                a.program,
+                a.definition,
+                a.input,
+                a.input_digest,
+                a.at,
+            ),
         )
         return Submission(
             a.submission, a.thread, number, position, a.run, a.principal, a.key, a.program, a.definition,
@@ -395,7 +406,7 @@ class SqliteLedger:
             )[0][0]
         )
 
-    def settle(  # noqa: PLR0913 - the port's words
+    def settle(
         self,
         thread: int,
         epoch: int,
