@@ -213,7 +213,8 @@ class Interpreter:
         def applied(tx: Transaction) -> None:
             tx.ledger.apply_input(id, sequence)
 
-        await attempt.append(Boundary.INPUT, records, (applied,) if attempt.owed else ())
+        # Not awaited: asking the model may be repeated, and whatever is recorded next is recorded after it.
+        _ = attempt.append(Boundary.INPUT, records, (applied,) if attempt.owed else ())
         self._tell(events.RunStarted(submission.run, attempt.thread))
         if problem is not None:
             raise _RunFailure(problem)
@@ -315,7 +316,9 @@ class Interpreter:
                 )
             )
         self._prepare(calls, operations, limits.concurrency, records, ops)
-        await self.attempt.append(Boundary.RESPONSE, records, ops)
+        recorded = self.attempt.append(Boundary.RESPONSE, records, ops)
+        if calls:
+            await recorded  # an answer is settled or rejected at once, in a commit after it or with it
 
     def _preflight(self, number: int, calls: list[CallPart], *, truncated: bool) -> tuple[ToolOperation, ...]:
         """Judge every call before any handler: what cannot run is told to the model, what can is bound to a contract."""

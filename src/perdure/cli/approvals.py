@@ -8,9 +8,14 @@ from perdure.cli.opening import Id, check_reason, opened, reason_option, run
 from perdure.cli.output import Output, plain
 
 
-@click.group()
-def approvals() -> None:
-    """List, approve or reject requests for approval. A decision holds for the exact arguments asked for, once."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def approvals(context: click.Context) -> object:
+    """List, approve or reject requests for approval. Without a command: list.
+
+    A decision holds for the exact arguments asked for, once.
+    """
+    return context.invoke(list_) if context.invoked_subcommand is None else None
 
 
 @approvals.command("list")

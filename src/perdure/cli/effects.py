@@ -23,13 +23,15 @@ VERDICTS = {
 }
 
 
-@click.group()
-def effects() -> None:
-    """List effects, show one, reconcile unknown ones.
+@click.group(invoke_without_command=True)
+@click.pass_context
+def effects(context: click.Context) -> object:
+    """List effects, show one, reconcile unknown ones. Without a command: list.
 
     An effect is one recorded touch of the outside world. Its outcome is unknown when a crash hid it; then it waits
     for a verdict and is never repeated by itself.
     """
+    return context.invoke(list_) if context.invoked_subcommand is None else None
 
 
 @effects.command("list")

@@ -90,6 +90,9 @@ def _told(error: BaseException) -> tuple[str, str]:
     match error:
         case errors.Error():
             return error.message or type(error).__name__, error.help
+        case click.exceptions.NoSuchOption() | click.exceptions.NoSuchCommand():
+            near = f" Did you mean '{error.possibilities[0]}'?" if error.possibilities else ""
+            return f"{error.message}{near}", f"See `{error.ctx.command_path if error.ctx else 'perdure'} --help`."
         case click.ClickException():
             where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "perdure"
             return error.format_message(), f"See `{where} --help`."

@@ -27,7 +27,7 @@ def obligations(aging: str, overdue: str) -> int:
                    "age": "age", "severity": "severity", "why": "detail"}  # fmt: skip
         out.listing("Obligation", items, columns, empty="Nothing is owed.")
         for command in dict.fromkeys(one.command for one in found if one.command):
-            out.line(f"  {command}")
+            out.line(f"  {out.settings.located(command)}")
 
     return run(work)
 

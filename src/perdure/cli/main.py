@@ -92,6 +92,14 @@ class Root(click.Group):
         except click.exceptions.NoSuchCommand as error:
             raise click.exceptions.NoSuchCommand(error.command_name, possibilities=list(COMMANDS), ctx=ctx) from None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does; a reader of stdout that went away is no failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            silence_stdout()
+            return 0
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of commands, without loading any."""
         with formatter.section("Commands"):

@@ -120,7 +120,7 @@ class Output:
 
     def colored(self, text: str, color: str | None, *, bold: bool = False) -> str:
         """``text`` in a colour, where stdout gets colour."""
-        return click.style(text, fg=color, bold=bold) if color and self.settings.colored(sys.stdout) else text
+        return click.style(text, fg=color, bold=bold or None) if color and self.settings.colored(sys.stdout) else text
 
     def record(self, kind: str, data: Mapping[str, Any]) -> None:
         """Something that happened on the way: an envelope of its own in ``jsonl``."""

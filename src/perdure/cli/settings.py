@@ -54,6 +54,11 @@ class Settings:
         return shlex.join(["perdure", *(["--db", chosen] if chosen is not None else []), *words])
 
 
+    def located(self, command: str) -> str:
+        """A command line that names no store, for the same store as this one."""
+        return command if self.db is None else f"{self.command()} {command.removeprefix('perdure ')}"
+
+
 def scan_output(arguments: list[str]) -> str:
     """The ``--output`` of a line that could not be understood, so that its error has the right form."""
     found = "human"

@@ -331,7 +331,7 @@ class Evidence(msgspec.Struct, frozen=True):
         return self.state is State.SETTLED
 
 
-def gather(  # noqa: PLR0913 - one argument for each kind of evidence
+def gather(
     thread: fold.Thread | None,
     submission: str,
     run: str,
