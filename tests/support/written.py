@@ -148,8 +148,8 @@ class Script:
 
     async def settle(
         self, row: Submission, outcome: str, *before: Record, failure: Failure | None = None,
-        output: bytes | None = None, disposition: str | None = None, unknown: tuple[str, ...] = (), release: bool = True, ops: Sequence[Op] = (),
-        owed: bool = True,
+        output: bytes | None = None, disposition: str | None = None, unknown: tuple[str, ...] = (),
+        release: bool = True, ops: Sequence[Op] = (), owed: bool = True,
     ) -> None:  # fmt: skip
         records, covers = list(before), None
         if output is not None:

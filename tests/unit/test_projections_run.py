@@ -269,9 +269,7 @@ async def test_a_state_that_does_not_exist_is_refused(store: SqliteStore) -> Non
         await run.runs(store, state="done")
 
 
-async def test_runs_are_read_in_pages(
-    store: SqliteStore, written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_runs_are_read_in_pages(store: SqliteStore, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     everyone = await run.runs(store)
     monkeypatch.setattr(run, "PAGE_ROWS_MAX", 2)
     assert await run.runs(store) == everyone

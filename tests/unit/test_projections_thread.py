@@ -51,9 +51,7 @@ async def test_an_archived_thread_is_hidden_unless_asked_for(store: SqliteStore,
     assert [t.archived for t in await thread.threads(store, archived=True)] == [False, True, False, False]
 
 
-async def test_threads_are_read_in_pages(
-    store: SqliteStore, written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_threads_are_read_in_pages(store: SqliteStore, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     everyone = await thread.threads(store)
     monkeypatch.setattr(thread, "PAGE_ROWS_MAX", 1)
     assert await thread.threads(store) == everyone
