@@ -31,6 +31,7 @@ T = TypeVar("T")
 DATABASE = "demo.db"
 LEDGER = "bank.ledger"
 WAIT_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.02
 REQUESTS_MAX = 1_000
 REQUESTS_PER_DESK = 4
 DESKS_MAX = 64
@@ -181,7 +182,7 @@ class Demo:
         """What happens between the kill and the recovery: nothing. Here a test can be dishonest."""
 
     async def _recover(self, effect: p.Effect) -> None:
-        await self._within(self._until_unknown(effect), "recovery has judged the refund")
+        await self._within(self._until_parked(effect), "recovery has judged the refund")
         found = await self.app.effect(effect.id)
         self.claim(f"the refund's outcome is recorded as {found.status}, not guessed", found.open)
         others = [receipt for receipt in self.receipts if receipt.submission != effect.submission]
@@ -205,10 +206,14 @@ class Demo:
             "one obligation is left: this refund, waiting for a verdict", waits == [(effect.submission, "unknown")]
         )
 
-    async def _until_unknown(self, effect: p.Effect) -> None:
+    async def _until_parked(self, effect: p.Effect) -> None:
+        """Return once recovery has recorded the unknown and its run waits for a verdict."""
         async for record in self.app.observe(effect.thread):
             if record.kind == "ToolCallUnknown" and record.data["effect"] == effect.id:
-                return
+                break
+        # that it waits is no record, and it begins in another process
+        while (await self.app.inspect(effect.submission)).state != "unknown":  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _reconcile(self, effect: p.Effect) -> None:
         self.teller.step("A person looks into the bank's ledger and gives the verdict")
