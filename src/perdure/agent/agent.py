@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -82,8 +83,10 @@ class Agent(AgentDefinition):
     async def stream(self, input: Any, *, model: Any = None, approve: Approve | None = None) -> AsyncIterator[Event]:
         """The events of one run in memory as they happen. Leaving the loop early cancels the run."""
         raw = self.input_codec.encode(input, "input")
-        async for item in ephemeral.stream(self, raw, model_of(self, model), approve=approve):
-            if isinstance(item, Attempt):
-                result_of(self, item)
-                return
-            yield item
+        items = ephemeral.stream(self, raw, model_of(self, model), approve=approve)
+        async with contextlib.aclosing(items):  # closing this closes that, now and not when it is collected
+            async for item in items:
+                if isinstance(item, Attempt):
+                    result_of(self, item)
+                    return
+                yield item

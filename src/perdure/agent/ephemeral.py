@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -179,7 +179,7 @@ def _attempt(host: Host, definition: AgentDefinition, raw: bytes) -> Attempt:
 
 async def stream(
     definition: AgentDefinition, raw: bytes, model: Model, *, approve: Approve | None = None
-) -> AsyncIterator[Event | Attempt]:
+) -> AsyncGenerator[Event | Attempt, None]:
     """Events as they happen, then the finished attempt as the last item."""
     queue: asyncio.Queue[Event | None] = asyncio.Queue()
     task = asyncio.ensure_future(carry_out(definition, raw, model, emit=queue.put_nowait, approve=approve))
