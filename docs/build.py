@@ -87,6 +87,12 @@ def describe(name: str, value: object, package: griffe.Module) -> Iterator[str]:
         yield from function(found)
     elif isinstance(found, griffe.Attribute):
         yield from attribute(found, name)
+    elif isinstance(found, griffe.Module):
+        yield from prose(found)
+        for inner in found.classes.values():
+            yield f"### {name}.{inner.name}"
+            yield code(f"class {signature(inner)}")
+            yield from prose(inner)
     else:
         yield code(f"{name} = {value!r}")
 
