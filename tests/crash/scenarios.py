@@ -7,14 +7,15 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, SafeToRetry, ToolContext, tool
+import apsw
+
+from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, SafeToRetry, StillUnknown, ToolContext, tool
 from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall, Verdict
 from perdure.ports.ledger import EffectRow
 from perdure.ports.provider import Request, ToolMessage
 from perdure.providers.scripted import Scripted, call, calls, say
 from perdure.testing.crash import Expected, Scenario, Stage
-from perdure.testing.evidence import Evidence
 from perdure.testing.stage import honest
 from perdure.testing.world import World
 
@@ -113,6 +114,18 @@ async def once_tool_with_probe(stage: Stage) -> None:
 
     model = Scripted([call("pay", order="o1"), say("paid")])
     await play_one(stage, Agent("probed", tools=[pay], model=model), judge=None)
+
+
+@scenario(effects={"pay": "once"}, in_flight=1)
+async def once_tool_with_a_probe_that_cannot_tell(stage: Stage) -> None:
+    pay = toucher(stage.world, "pay")
+
+    @pay.probe
+    def look(unknown: UnknownCall) -> StillUnknown:
+        return StillUnknown("the bank is closed")
+
+    model = Scripted([call("pay", order="o1"), say("paid")])
+    await play_one(stage, Agent("probed", tools=[pay], model=model))
 
 
 @scenario(effects={"pay": "once", "ship": "once"}, in_flight=2)
@@ -462,6 +475,32 @@ async def recovery_by_a_stranger(stage: Stage) -> None:
     await play_one(stage, agent)
 
 
+@scenario(effects={"pay": "once"}, asks=frozenset({"pay"}), in_flight=1)
+async def blocked_thread(stage: Stage) -> None:
+    """A stored digest is damaged while the run waits: the thread is blocked, mended, recovered, and goes on."""
+    model = Scripted([call("pay", order="o1"), say("paid")])
+    agent = Agent("asks", tools=[toucher(stage.world, "pay", approval=True)], model=model)
+
+    def digest(change: str, *values: Any) -> Any:
+        with contextlib.closing(apsw.Connection(str(stage.folder / "store.db"))) as connection:
+            return connection.execute(change, values).fetchall()
+
+    async with stage.open([agent]) as app:
+        receipt = await stage.submit(app, agent, "go")
+        await stage.rest(app)
+        if not stage.people.noted("mended", "store"):
+            if not stage.people.noted("damaged", "store"):
+                [(kept,)] = digest("SELECT hex(tail) FROM batch WHERE first = 1")
+                stage.people.note("damaged", "store", kept=kept)
+            digest("UPDATE batch SET tail = zeroblob(32) WHERE first = 1")
+            await stage.decide(app, "approved")
+            await stage.rest(app)
+            digest("UPDATE batch SET tail = unhex(?) WHERE first = 1", stage.people.noted("damaged")[0]["kept"])
+            stage.people.note("mended", "store")
+        await app.recover()
+        await stage.finish(app, receipt)
+
+
 # -- two owners -------------------------------------------------------------------------------------------------------
 
 
@@ -511,8 +550,3 @@ async def slow_owner_comes_back_to_a_cancelled_run(stage: Stage) -> None:
 def named(name: str) -> Scenario:
     """The scenario of this name."""
     return next(scenario for scenario in SCENARIOS if scenario.name == name)
-
-
-def check_nothing(evidence: Evidence) -> list[str]:
-    """No further law."""
-    return []

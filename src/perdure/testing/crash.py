@@ -256,7 +256,7 @@ def sweep(
     processes: int = 1,
     prepare: Callable[[], object] | None = None,
     folder: str | os.PathLike[str] | None = None,
-    stop: bool = False,
+    stop: Callable[[Violation], bool] | None = None,
 ) -> SweepReport:
     """Let a process die at every boundary of a scenario, one run each, and judge every run.
 
@@ -268,11 +268,12 @@ def sweep(
         processes: runs side by side.
         prepare: called in each child before it plays: a negative control switches a protection off here.
         folder: where runs leave their folders while they last, and broken ones for ever; a fresh one by default.
-        stop: stop at the first broken run (of each process).
+        stop: stop (each process) at the first run with a violation for which this holds.
 
     Raises:
-        Invalid: the scenario does not come to its end even if nobody dies.
+        Invalid: called while a loop runs in this thread.
     """
+    _check_no_loop()
     began = time.perf_counter()
     place = _fresh("perdure-crash-") if folder is None else Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -281,8 +282,8 @@ def sweep(
     shards = range(max(1, processes))
     tally = _Tally()
     tally.add(whole)
-    if not (whole.broken and stop):
-        works = [functools.partial(_shard, way, i, len(shards), pairs, stop) for i in shards]
+    if not tally.enough(stop):
+        works = [functools.partial(_shard, way, i, len(shards), stop, pairs=pairs) for i in shards]
         for found in _side_by_side(works, place):
             tally.merge(found)
     if not tally.broken and folder is None:
@@ -297,6 +298,15 @@ def sweep(
         tally.broken,
         time.perf_counter() - began,
     )
+
+
+def _check_no_loop() -> None:
+    """A child must not inherit a running loop, and the parent judges on one of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise Invalid("sweep and kill run loops of their own.", help="Call them from plain code, not from a coroutine.")
 
 
 def _fresh(prefix: str) -> Path:
@@ -322,6 +332,10 @@ class _Tally:
         self.violations += [Violation(run.deaths, text) for text in run.broken]
         del self.violations[_VIOLATIONS_MAX:]
 
+    def enough(self, stop: Callable[[Violation], bool] | None) -> bool:
+        """Whether what was looked for is found."""
+        return stop is not None and any(map(stop, self.violations))
+
     def merge(self, other: _Tally) -> None:
         self.runs += other.runs
         self.pairs += other.pairs
@@ -342,14 +356,14 @@ class _Tally:
         return tally
 
 
-def _shard(way: _Way, first: int, step: int, pairs: bool, stop: bool) -> _Tally:
+def _shard(way: _Way, first: int, step: int, stop: Callable[[Violation], bool] | None, *, pairs: bool) -> _Tally:
     """Deaths at N = first + 1, first + 1 + step, ... until a run is untouched."""
     tally = _Tally()
     n = first + 1
     while True:
         run = _run(way, n)
         tally.add(run)
-        if not run.deaths or (stop and tally.broken):
+        if not run.deaths or tally.enough(stop):
             return tally
         if pairs:
             m = 1
@@ -358,7 +372,7 @@ def _shard(way: _Way, first: int, step: int, pairs: bool, stop: bool) -> _Tally:
                 if len(second.deaths) < 2:
                     break
                 tally.add(second)
-                if stop and tally.broken:
+                if tally.enough(stop):
                     return tally
                 m += 1
         n += step
@@ -408,8 +422,9 @@ def kill(scenario: Scenario, point: str = "dispatch:after", *, nth: int = 1) -> 
         nth: the how-manieth passage.
 
     Raises:
-        Invalid: the scenario cannot be found by another process.
+        Invalid: the scenario cannot be found by another process, or a loop runs in this thread.
     """
+    _check_no_loop()
     find(scenario.play.__module__, scenario.name)
     folder = _fresh("perdure-kill-")
     way = _Way(scenario, True, False, None, folder)

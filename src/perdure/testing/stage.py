@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 import perdure
 from perdure.app import App
 from perdure.definitions.agent import AgentDefinition
@@ -132,10 +134,12 @@ class Stage:
     async def submit(
         self, app: App, agent: AgentDefinition | str, input: Any, *, key: str = "work", thread: str | None = None
     ) -> Receipt:
-        """Submit under a key; from the receipt on a settlement is owed, and people remember that."""
+        """Submit under a key. From the receipt on people rely on it: they keep it and do not submit again."""
+        for noted in self.people.noted("accepted"):
+            if (noted["work"], noted["wanted"]) == (key, thread):
+                return msgspec.convert(noted["receipt"], Receipt)
         receipt = await app.submit(agent, input, key=key, thread=thread)
-        if not self.people.noted("accepted", receipt.submission):
-            self.people.note("accepted", receipt.submission)
+        self.people.note("accepted", receipt.submission, work=key, wanted=thread, receipt=msgspec.to_builtins(receipt))
         return receipt
 
     async def cancel(self, app: App, receipt: Receipt) -> None:
@@ -182,6 +186,7 @@ class Stage:
     async def rest(self, app: App) -> None:
         """Wait until nothing runs here and nothing is due."""
         async with asyncio.timeout(PATIENCE_SECONDS):
+            await asyncio.sleep(_LOOK_SECONDS)  # what was begun just now gets its turn
             while not self.resting(app):  # noqa: ASYNC110 - nobody announces that nothing happens
                 await asyncio.sleep(_LOOK_SECONDS)
 
