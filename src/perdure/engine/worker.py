@@ -75,9 +75,11 @@ class Worker:
         """Stop claiming and let running attempts go on. Whether all ended within ``timeout`` seconds."""
         self._stopping = True
         self.host.wake()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=timeout)
-        return not self._tasks
+        self._free.set()
+        ending = {*self._loops[:1], *self._tasks}  # a claim on its way may be granted yet: it is given back
+        if ending:
+            await asyncio.wait(ending, timeout=timeout)
+        return not self._tasks and all(loop.done() for loop in self._loops[:1])
 
     async def stop(self) -> None:
         """Stop claiming, cancel calls in flight, give claims back. The work stays owed."""
@@ -101,15 +103,16 @@ class Worker:
     # -- claiming -----------------------------------------------------------------------------------------------------
     async def _claiming(self) -> None:
         host = self.host
-        while not self._stopping:
+        while not self._draining():
             host.due.clear()
             self._free.clear()
             free = self.slots - len(self._tasks)
             try:
-                while self._kept:
-                    await recovery.release(host, self._kept[-1])
-                    self._kept.pop()
+                await self._return_kept()
                 granted = await self._claim(free) if free > 0 else []
+                if self._draining():
+                    self._kept, granted = granted, []
+                    await self._return_kept()
             except Unavailable as error:
                 log.warning("claiming failed, trying again: %s", error)
                 await asyncio.sleep(0.2)
@@ -120,6 +123,14 @@ class Worker:
                 await self._until_due()
             elif len(self._tasks) >= self.slots:
                 await self._free.wait()
+
+    def _draining(self) -> bool:
+        return self._stopping
+
+    async def _return_kept(self) -> None:
+        while self._kept:
+            await recovery.release(self.host, self._kept[-1])
+            self._kept.pop()
 
     async def _claim(self, limit: int) -> list[Claimed]:
         host, programs = self.host, list(self.drivers)
