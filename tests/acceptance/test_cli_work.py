@@ -258,6 +258,18 @@ def test_check_tells_what_a_build_would_do(settled: tuple[Path, dict[str, str]])
     assert {item["verdict"] for item in lost["data"]["items"]} == {"stranded"}
 
 
+def test_check_names_a_started_call_whose_tool_changed(folder: Path) -> None:
+    submit(folder, "slow 1")
+    with worker(folder) as process:
+        until((folder / "slow.started").exists, "slow to begin")
+        process.kill()
+    (folder / "changed.py").write_text(APP.replace("@p.tool\nasync def slow", '@p.tool(version="2")\nasync def slow'))
+    (kept,) = told("check", "--app", "module:app", cwd=folder)["data"]["items"]
+    (lost,) = told("check", "--app", "changed:app", cwd=folder, code=3)["data"]["items"]
+    assert (kept["decision"], kept["verdict"]) == ("MarkUnknown", "ok")
+    assert (lost["decision"], lost["verdict"]) == ("MarkUnknown", "stranded")
+
+
 FORMS = {
     "a function": "def app():\n    return p.open('work.db', agents=[agent])\n",
     "an async function": "async def app():\n    return p.open('work.db', agents=[agent])\n",

@@ -19,7 +19,8 @@ from perdure.projections.audit import Explanation
 def check(target: str) -> int:
     """Tell what this build would do with each open submission of the database. Runs and writes nothing.
 
-    Exit code 3 if one would be stranded: its agent is not in the app, or its thread cannot be decided.
+    Exit code 3 if one would be stranded: its agent is not in the app, its thread cannot be decided, or a call that was
+    started can no longer be judged because its tool changed.
     """
 
     async def work(out: Output) -> int:
@@ -55,11 +56,11 @@ def check(target: str) -> int:
 async def _item(app: App, submission: str, agent: str) -> dict[str, Any]:
     found = await app.explain(submission)
     stranded = _stranded(found, agent, app)
-    retired = [call for call, plan in found.evidence["plans"].items() if plan == "RetireUnavailable"]
-    verdict = "stranded" if stranded else "changed" if retired else "ok"
+    changed = found.evidence["changed"]
+    verdict = "stranded" if stranded else "changed" if changed else "ok"
     why = stranded or found.meaning
-    if retired and not stranded:
-        why = f"the tool of {', '.join(retired)} is gone or changed; the model is told that it is unavailable"
+    if changed and not stranded:
+        why = f"{why} The tool of call {', '.join(changed)} is gone or changed; the call is not run again."
     return {"id": submission, "agent": agent, **plain(found), "stranded": stranded, "verdict": verdict, "why": why}
 
 
@@ -69,7 +70,7 @@ def _stranded(found: Explanation, agent: str, app: App) -> str | None:
         return f"no agent is called {agent!r} in this app"
     if found.decision == "Blocked":
         return found.meaning
-    gone = [call["tool"] for call in found.evidence["openCalls"] if app.agents[agent].tool(call["tool"]) is None]
-    if gone and found.decision == "MarkUnknown":
-        return f"tool {gone[0]!r} is gone and its started call can no longer be run again"
+    if found.evidence["changed"] and found.decision == "MarkUnknown":
+        call = found.evidence["changed"][0]
+        return f"the tool of call {call} is gone or changed, and nobody knows whether the call took place"
     return None

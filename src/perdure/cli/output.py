@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from perdure.cli.settings import Settings
 
 API_VERSION = "perdure.dev/cli/v1"
 CELL_CHARS_MAX = 120
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _COLORS = {
     "completed": "green", "confirmed": "green", "approved": "green", "ok": "green",
     "failed": "red", "refused": "red", "rejected": "red", "overdue": "red", "stranded": "red",
@@ -92,6 +94,8 @@ def cell(value: Any) -> str:
         return value.strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, str) and _INSTANT.fullmatch(value):
+        return value[:19].replace("T", " ")
     text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
     text = clean(text)
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
@@ -177,8 +181,8 @@ class Output:
 
         colored = self.settings.colored(sys.stdout)
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for heading in headings:
-            table.add_column(heading, overflow="fold")
+        for index, heading in enumerate(headings):
+            table.add_column(heading, overflow="fold", no_wrap=index == 0)  # ids are there to be copied
         for row in rows:
             table.add_row(*(Text(text, style=_COLORS.get(text, "") if colored else "") for text in row))
         Console(file=sys.stdout, no_color=not colored, highlight=False).print(table)

@@ -53,7 +53,6 @@ class Settings:
         chosen = db if db is not None else self.db
         return shlex.join(["perdure", *(["--db", chosen] if chosen is not None else []), *words])
 
-
     def located(self, command: str) -> str:
         """A command line that names no store, for the same store as this one."""
         return command if self.db is None else f"{self.command()} {command.removeprefix('perdure ')}"

@@ -150,6 +150,9 @@ def _shown(
         "started": run is not None and run.started is not None,
         "turns": 0 if run is None else len(run.turns),
         "openCalls": [{"call": call.id, "tool": call.part.name, "tries": call.tries} for call in calls],
+        "changed": []
+        if contracts is None
+        else [c.id for c in calls if c.operation.contract != contracts.get(c.part.name)],
         "plans": {plan.call: type(plan).__name__ for plan in plans},
         "unknown": [] if run is None else [unknown.effect for unknown in run.unknowns()],
         "approvals": [c.approval.approval for c in calls if c.approval is not None and c.decision is None],
