@@ -52,6 +52,24 @@ class RandomIds:
         return kind + "_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(0, 120, 5))
 
 
+class ForwardClock:
+    """A clock that never runs backwards within a process: it stands still until the one beneath has caught up.
+
+    So a wall clock that is set back delays nothing that was due.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._latest = 0
+
+    def now(self) -> Instant:
+        """Wall-clock microseconds since 1970-01-01 UTC, at least as late as the last answer."""
+        now = self._clock.now()
+        if now > self._latest:
+            self._latest = now
+        return self._latest
+
+
 def seconds(value: float) -> int:
     """Seconds to the microseconds instants are counted in."""
     return int(value * MICROSECONDS)

@@ -140,7 +140,8 @@ class Batch:
                     pass  # settled, or it waits for somebody
         if records:
             await self.attempt.append(Boundary.CALL_UNKNOWN if doubts else Boundary.REPAIR, records, ops)
-        return todo, doubts
+        # what has its started record runs first: nothing else may become unknown
+        return deque(sorted(todo, key=lambda call: call.id not in self._prepared)), doubts
 
     def _admit(
         self,
@@ -281,8 +282,17 @@ class Batch:
                 return effects.RefusedOutcome(Failure("tool", outcome.reason), outcome.cause)
             if (call.operation.effect == "once" and not tool.steps) or attempt == _LIVE_TRIES_MAX:
                 return outcome
-            await asyncio.sleep(0.1 * 2**attempt)
+            await self._again(call, attempt)
         return None
+
+    async def _again(self, call: fold.Call, attempt: int) -> None:
+        """Record another try of a call whose class permits it; the lost one stays on record as unknown."""
+        await asyncio.sleep(0.1 * 2**attempt)
+        self._prepared.discard(call.id)
+        records: list[Record] = []
+        ops: list[Op] = []
+        self._start(call, records, ops)
+        await self.attempt.append(Boundary.CALL_STARTED, records, ops)
 
     async def _dispatch(self, call: fold.Call, tool: Tool, arguments: dict[str, Any]) -> effects.Outcome:
         if tool.context_parameter is not None:
@@ -371,10 +381,11 @@ class Batch:
         if unknown is None:
             return
         key = call.prepared.key if step is None else ids.step_key(call.prepared.key, step)
+        row = self.attempt.host.store.read(lambda tx: tx.ledger.effect(effect))
+        started_at = row.started_at if row is not None else self.attempt.host.clock.now()
         evidence = UnknownCall(
             key=key, tool=tool, arguments=canonical.decode(call.prepared.arguments), thread=self.attempt.thread,
-            run=self.attempt.run.id, call=call.id, effect=effect, started_at=self.attempt.host.clock.now(),
-            reason=unknown.reason,
+            run=self.attempt.run.id, call=call.id, effect=effect, started_at=started_at, reason=unknown.reason,
         )  # fmt: skip
         declared = self.toolbox.tools.get(tool)
         await ask(self.attempt, probe, evidence, step, encoder(declared) if step is None and declared else plain)

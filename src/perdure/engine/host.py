@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from perdure.clock import Clock, Ids, RandomIds, SystemClock, seconds
+from perdure.clock import Clock, ForwardClock, Ids, RandomIds, SystemClock, seconds
 from perdure.limits import LEASE_SECONDS, MISSED_WAKE_SECONDS_MAX
 from perdure.ports.failpoints import Boundary, Phase
 from perdure.ports.store import Store
@@ -33,7 +33,7 @@ class Host:
         self, store: Store, *, clock: Clock | None = None, ids: Ids | None = None, lease_seconds: float = LEASE_SECONDS
     ) -> None:
         self.store = store
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = ForwardClock(clock or SystemClock())
         self.ids: Ids = ids or RandomIds()
         self.owner = self.ids.fresh("w")  # this incarnation; never used again
         self.lease_seconds = lease_seconds

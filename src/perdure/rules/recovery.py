@@ -487,7 +487,7 @@ class AwaitUnknownResolution(msgspec.Struct, frozen=True):
 
     effects: tuple[str, ...]
     disposition: ClassVar[Disposition] = "unknown"
-    meaning: ClassVar[str] = "The outcome of effects is unknown; it waits for a verdict on each (perdure reconcile)."
+    meaning: ClassVar[str] = "The outcome of effects is unknown; it waits for a verdict on each (perdure effects reconcile)."
 
 
 class AwaitApprovalDecision(msgspec.Struct, frozen=True):
@@ -495,7 +495,7 @@ class AwaitApprovalDecision(msgspec.Struct, frozen=True):
 
     approvals: tuple[str, ...]
     disposition: ClassVar[Disposition] = "deferred"
-    meaning: ClassVar[str] = "It waits for a person to approve or reject (perdure approve)."
+    meaning: ClassVar[str] = "It waits for a person to approve or reject (perdure approvals approve)."
 
 
 class ResumePendingBatch(msgspec.Struct, frozen=True):

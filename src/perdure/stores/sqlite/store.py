@@ -217,9 +217,10 @@ class SqliteStore:
         for timer in (self._watcher, self._ticker, self._renewer):
             if timer is not None:
                 timer.cancel()
-        await self._writer.close()
         if self._read_connection is not None:
-            self._read_connection.close()
+            self._read_connection.close()  # first: the last connection to close must be one that can checkpoint
+            self._read_connection = None
+        await self._writer.close()
 
     # -- operation ----------------------------------------------------------------------------------------------------
     async def integrity(self) -> list[str]:
