@@ -26,7 +26,7 @@ from perdure.engine.host import Host
 from perdure.engine.recovery import Recovered
 from perdure.engine.worker import Worker
 from perdure.errors import Conflict, Invalid, RunCancelled, RunFailed
-from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, PAGE_BATCHES_MAX, WORKERS_MAX
+from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, LISTED_MAX, PAGE_BATCHES_MAX, WORKERS_MAX
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
 from perdure.ports.store import Store
@@ -356,7 +356,7 @@ class App:
         """Requests for approval, oldest first; ``status`` None lists all, ``run`` may be a run or submission id."""
         await self._allow("approvals")
         wanted = None if run is None else ids.run_id(ids.submission_of(run))
-        rows = await self.store.scan(lambda tx: tx.ledger.approvals(status=status, run=wanted))
+        rows = await self.store.scan(lambda tx: tx.ledger.approvals(status=status, run=wanted, limit=LISTED_MAX))
         return [self._approval(row) for row in rows]
 
     async def approve(self, id: str, *, by: str = "local", reason: str = "") -> Approval:
@@ -381,7 +381,7 @@ class App:
         """Effects by start; ``status="unknown"`` lists those that wait for a verdict."""
         await self._allow("effects")
         wanted = None if run is None else ids.run_id(ids.submission_of(run))
-        rows = await self.store.scan(lambda tx: tx.ledger.effects(status=status, run=wanted))
+        rows = await self.store.scan(lambda tx: tx.ledger.effects(status=status, run=wanted, limit=LISTED_MAX))
         return [await self._effect(row) for row in rows]
 
     async def effect(self, id: str) -> Effect:
@@ -437,14 +437,15 @@ class App:
         return await recovery.recover(self.host, drivers, thread=thread, bound=self._options.recovery_seconds)
 
     async def redrive(self, receipt: Receipt | str, *, by: str = "local", reason: str = "") -> bool:
-        """Try a stuck submission again as recovery would. False if it is settled or a live owner has it."""
-        id = self._submission_id(receipt)
-        await self._allow("redrive", submission=id)
-        self._row(id)
-        now = self.host.clock.now()
-        done = await self.store.write(Boundary.REDRIVE, lambda tx: tx.ledger.redrive(id, now))
-        self.host.wake()
-        return done
+        """Try a stuck submission again as recovery would; who asked and why is recorded.
+
+        Returns:
+            False if it is settled, a live owner has it, or a fault blocks its thread.
+        """
+        row = self._row(self._submission_id(receipt))
+        await self._allow("redrive", submission=row.id)
+        by, reason = _text(by, "by"), _text(reason, "reason", blank=True)
+        return await recovery.redrive(self.host, row.id, row.thread_number, by=by, reason=reason)
 
     async def explain(self, receipt: Receipt | str) -> Explanation:
         """Where a submission stands, by which evidence, and what recovery would do. Writes nothing."""

@@ -25,6 +25,7 @@ BATCH_RECORDS_MAX = 256
 PAGE_RECORDS_MAX = 1024
 PAGE_BATCHES_MAX = 512
 PAGE_ROWS_MAX = 1000
+LISTED_MAX = 1_000_000  # rows that one listing of the app returns
 SCAN_RECORDS_MAX = 20_000  # read in one snapshot before the next is taken; a thread is never divided
 APPROVALS_MAX = 1_000_000  # requests of people that are looked at in one reading
 FINDINGS_MAX = 1000  # failed checks that one verification names

@@ -205,6 +205,29 @@ async def recover(
     return Recovered(tuple(reports), tuple(faults))
 
 
+async def redrive(host: Host, submission: str, number: int, *, by: str, reason: str) -> bool:
+    """Make a stuck submission claimable now, its counters reset, and record who asked. False if it cannot be."""
+    now, until, token = host.clock.now(), host.lease_until(), host.new_token()
+    claimed = await host.store.write(
+        Boundary.CLAIM, lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token)
+    )
+    if claimed is None:
+        return False
+    try:
+        row = host.store.read(lambda tx: tx.ledger.submission(submission))
+        if row is None or row.state == SubmissionState.SETTLED:
+            return False
+        attempt = Attempt(host, claimed, await read_thread(host, claimed))
+        record = RepairAnnotated(submission, "Redrive", f"{by}: {reason}" if reason else by)
+        await attempt.append(Boundary.REDRIVE, [record])
+    finally:
+        await release(host, claimed)
+    again = host.clock.now()
+    await host.store.write(Boundary.REDRIVE, lambda tx: tx.ledger.redrive(submission, again))
+    host.wake()
+    return True
+
+
 async def recover_thread(
     host: Host, drivers: Mapping[str, Driver], number: int, *, bound: float = RECOVERY_SECONDS_MAX
 ) -> Recovered:
