@@ -52,8 +52,8 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
     """Why something failed: a stable ``kind`` and a bounded message. No stack, no payload.
 
     Kinds in use: ``tool``, ``refused``, ``unavailable``, ``arguments``, ``unknown_tool``, ``rejected``, ``cancelled``,
-    ``model``, ``output``, ``input``, ``policy.turns``, ``policy.tool_calls``, ``policy.duration``, ``policy.tokens``,
-    ``policy.repeated_failures``.
+    ``model``, ``output``, ``result`` (it took effect; what it returned cannot be stored), ``input``, ``policy.turns``,
+    ``policy.tool_calls``, ``policy.duration``, ``policy.tokens``, ``policy.repeated_failures``.
     """
 
     kind: str

@@ -74,6 +74,7 @@ _VERDICT_STATUS: dict[str, EffectStatus] = {
     "compensated": EffectStatus.CONFIRMED,
 }
 _FREEING = ("not_applied", "safe_to_retry")
+_UNSTORED = "result"  # the failure of a call that took effect and whose result could not be stored
 _AUDIT = (effect.ToolCallResolved, thread.RepairAnnotated)
 
 
@@ -512,7 +513,8 @@ class _Trace:
             self._outcome(call.newest, status)
 
     def call_settled(self, r: effect.ToolCallSettled) -> None:
-        self._close(r, EffectStatus.CONFIRMED if r.failure is None else EffectStatus.REFUSED)
+        took_place = r.failure is None or r.failure.kind == _UNSTORED
+        self._close(r, EffectStatus.CONFIRMED if took_place else EffectStatus.REFUSED)
 
     def call_withdrawn(self, r: effect.ToolCallWithdrawn) -> None:
         self._close(r, None)
