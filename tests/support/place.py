@@ -38,6 +38,12 @@ class Place:
         self.db = folder / "work.db"
         self.world = World(folder / "world.jsonl")
 
+    @classmethod
+    def make(cls, folder: Path) -> Place:
+        """A place in a new folder."""
+        folder.mkdir()
+        return cls(folder)
+
     def copy(self, folder: Path) -> Place:
         """The same state in another folder; no process may be using this one."""
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
