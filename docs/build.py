@@ -1,9 +1,10 @@
 """Write docs/reference/ from the code, so that no page can say something else than the program does.
 
 ``api.md`` comes from the docstrings and signatures of everything in ``perdure.__all__``, ``cli.md`` from the tree of
-commands, ``lifecycle.md`` from the tables that the engine obeys, ``records.md`` from the stored structs, ``limits.md``
-from ``limits.py``. Nothing is written by hand there. ``--check`` writes nothing and fails when a page is not what would
-be written. Signatures are read from the source text, not from live objects: the same page on every machine.
+commands, ``lifecycle.md`` and ``checks.md`` from the tables and laws that the engine obeys, ``records.md`` from the
+stored structs, ``limits.md`` from ``limits.py``. Nothing is written by hand there. ``--check`` writes nothing and fails
+when a page is not what would be written. Signatures are read from the source text, not from live objects: the same page
+on every machine.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import griffe
 import perdure
 from perdure import limits
 from perdure.ports import failpoints
-from perdure.rules import lifecycle
+from perdure.projections import verification
+from perdure.rules import invariants, lifecycle
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -36,6 +38,7 @@ def main() -> int:
     stale = []
     pages = {
         "api.md": api_page(),
+        "checks.md": checks_page(),
         "cli.md": cli_page(),
         "lifecycle.md": lifecycle_page(),
         "limits.md": limits_page(),
@@ -342,6 +345,20 @@ def remarks(kind: type) -> dict[str, str]:
     """The comment behind each member of an enumeration, from its source."""
     found = re.findall(r"^    ([A-Z_]+) = .*?(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
     return dict(found)
+
+
+def checks_page() -> str:
+    """Every law that ``verify`` holds a store to."""
+    parts = [MADE, "# Checks", "What `perdure verify` holds every stored history to. Each check stands on its own."]
+    for title, checks in {
+        "The bytes": invariants.BYTES_CHECKS,
+        "The history": invariants.TRACE_CHECKS,
+        "The ledger beside it": invariants.LEDGER_CHECKS | verification.AUDIT_CHECKS,
+        "The store": verification.STORE_CHECKS,
+    }.items():
+        rows = [f"| `{name}` | {cell(said)} |" for name, said in checks.items()]
+        parts += [f"## {title}", "\n".join(["| check | law |", "|---|---|", *rows])]
+    return page(parts)
 
 
 # -- limits
