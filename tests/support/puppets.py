@@ -20,6 +20,8 @@ from perdure.records.parts import TextPart, Usage
 from support.place import Place
 from support.validity import faults
 
+SURROGATE = "<surrogate>"  # what no input can carry and a model may still write
+
 
 def play(*turns: Any) -> dict[str, Any]:
     """An input: what the model does, turn by turn; the last turn is repeated."""
@@ -53,7 +55,9 @@ def perform(request: Request) -> Any:
 
 
 def _call(name: str, arguments: Any, more: dict[str, str] | None = None) -> Any:
-    id = (more or {}).get("id", "")
+    id = (more or {}).get("id", "").replace(SURROGATE, "\ud800")
+    if isinstance(arguments, str):
+        arguments = arguments.replace(SURROGATE, "\ud800")
     return call(name, raw=arguments, id=id) if isinstance(arguments, str) else call(name, arguments, id=id)
 
 
