@@ -83,6 +83,7 @@ def describe(name: str, value: object, package: griffe.Module) -> Iterator[str]:
         bases = [f"`{base.name}`" for base in ancestors(found)[:1] if base.name in perdure.__all__]
         yield f"A kind of {bases[0]}." if bases else ""
         yield from prose(found)
+        yield from inherited_parameters(found)
         for member in members(found):
             yield f"### {name}.{member.name}"
             yield from (function(member) if isinstance(member, griffe.Function) else attribute(member))
@@ -137,6 +138,19 @@ def function(item: griffe.Function) -> Iterator[str]:
     word = "async def" if "async" in item.labels else "def"
     yield code("\n".join(f"{word} {signature(form)}" for form in forms or [item]))
     yield from prose(item)
+
+
+def inherited_parameters(item: griffe.Class) -> Iterator[str]:
+    """What the constructor takes, from the nearest base that says it, where the class itself does not."""
+    wanted = griffe.DocstringSectionKind.parameters
+    for owner in [item, *ancestors(item)]:
+        sections = owner.docstring.parse("google", warnings=False) if owner.docstring else []
+        found = [section for section in sections if section.kind is wanted]
+        if found:
+            if owner is not item:
+                yield "**Parameters**"
+                yield "\n".join(f"- {entry(element)}" for element in found[0].value)
+            return
 
 
 def attribute(item: griffe.Attribute, name: str = "") -> Iterator[str]:
@@ -204,11 +218,11 @@ def prose(item: griffe.Object) -> Iterator[str]:
         return
     for section in item.docstring.parse("google", warnings=False):
         if section.kind is griffe.DocstringSectionKind.text:
-            yield section.value
+            yield marked(section.value)
         elif section.kind is griffe.DocstringSectionKind.admonition:
             text = section.value.description
             yield f"**{section.title}**"
-            yield code(text) if text.startswith(">>>") else text
+            yield code(text) if text.startswith(">>>") else marked(text)
         elif section.kind is griffe.DocstringSectionKind.examples:
             yield code("\n".join(text for _, text in section.value))
         else:
@@ -217,9 +231,14 @@ def prose(item: griffe.Object) -> Iterator[str]:
             yield "\n".join(f"- {entry(element)}" for element in section.value)
 
 
+def marked(text: str) -> str:
+    """The marks of docstrings as Markdown: roles and doubled backticks become plain code."""
+    return re.sub(r"(?::(?:attr|class|func|meth):)?(`+)~?([^`\n]+)\1", r"`\2`", text)
+
+
 def entry(element: griffe.DocstringElement) -> str:
     named = getattr(element, "name", "") or (str(element.annotation) if element.annotation else "")
-    said = re.sub(r"\s+", " ", element.description).strip()
+    said = marked(re.sub(r"\s+", " ", element.description).strip())
     return f"`{named}`: {said}" if named else said
 
 
