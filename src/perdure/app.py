@@ -442,8 +442,9 @@ class App:
         Returns:
             False if it is settled, a live owner has it, or a fault blocks its thread.
         """
-        row = self._row(self._submission_id(receipt))
-        await self._allow("redrive", submission=row.id)
+        id = self._submission_id(receipt)
+        await self._allow("redrive", submission=id)
+        row = self._row(id)
         by, reason = _text(by, "by"), _text(reason, "reason", blank=True)
         return await recovery.redrive(self.host, row.id, row.thread_number, by=by, reason=reason)
 

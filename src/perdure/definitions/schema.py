@@ -185,12 +185,15 @@ def name_of(type_: Any) -> str:
 
 
 def check_limits(raw: bytes, what: str) -> None:
-    """Raise unless JSON bytes are within the limits of depth and of integers.
+    """Raise unless JSON bytes are within the limits of depth, of nodes and of integers.
 
     Raises:
-        Invalid: not JSON, deeper than ``JSON_DEPTH_MAX``, or holds an integer beyond 64 bits.
+        Invalid: not JSON, deeper than ``JSON_DEPTH_MAX``, of more than ``JSON_NODES_MAX`` nodes, or holds an integer
+            beyond 64 bits.
     """
-    if raw.count(b"[") + raw.count(b"{") > JSON_DEPTH_MAX or _LONG_NUMBER.search(raw):
+    containers = raw.count(b"[") + raw.count(b"{")
+    many = 2 * (raw.count(b",") + containers + 1) > JSON_NODES_MAX  # a key is a node too
+    if containers > JSON_DEPTH_MAX or many or _LONG_NUMBER.search(raw):
         canonical.decode(raw, what)
 
 
