@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import gc
 import importlib
 import json
 import logging
@@ -167,6 +168,7 @@ def _incarnate(way: _Way, folder: Path, incarnation: int, die_at: int | None) ->
     if child == 0:
         code = _FAILED
         try:
+            gc.disable()  # a collection would copy every page of the parent
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_CHILD_SECONDS_MAX)
             if way.prepare is not None:

@@ -26,6 +26,7 @@ from perdure.errors import Conflict, Unavailable
 from perdure.limits import LEASE_SECONDS
 from perdure.ports.failpoints import Failpoint
 from perdure.ports.ledger import EffectRow, Submission
+from perdure.ports.store import Transaction
 from perdure.stores.sqlite.store import SqliteStore, open_store
 from perdure.testing.clock import SeededIds, ShiftedClock
 from perdure.testing.split import SplitStore, open_split
@@ -196,9 +197,15 @@ class Stage:
         assert worker is not None
         if worker.busy:
             return False
-        programs, now = list(worker.drivers), app.host.clock.now()
-        due = app.store.read(lambda tx: tx.ledger.next_due(programs, now))
-        return due is None or due > now
+        programs, now, owner = list(worker.drivers), app.host.clock.now(), app.host.owner
+
+        def read(tx: Transaction) -> bool:
+            if any(row.owner == owner for row in tx.ledger.threads()):
+                return False  # claimed a moment ago, and the worker does not know yet
+            due = tx.ledger.next_due(programs, now)
+            return due is None or due > now
+
+        return app.store.read(read)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that another task of this loop brings about."""
