@@ -80,6 +80,8 @@ def check_id(value: object, what: str) -> str:
     """
     if not isinstance(value, str):
         raise Invalid(f"{what} is a {type(value).__name__}, not text.")
+    if value.isascii() and value.isprintable() and len(value) <= ID_CHARS_MAX and value and not value.isspace():
+        return value
     shown = repr(value if len(value) <= 40 else value[:40] + "…")
     help = f"Use printable Unicode text in NFC, 1 to {ID_CHARS_MAX} characters, not blank."
     if not value:

@@ -39,7 +39,12 @@ class NowhereStore:
     failpoint: Failpoint | None = None
 
     def write(
-        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+        self,
+        boundary: Boundary,
+        unit: Unit[T],
+        on_error: Callable[[BaseException], None] | None = None,
+        *,
+        single: bool = False,
     ) -> asyncio.Future[Any]:
         """A future that is already resolved."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

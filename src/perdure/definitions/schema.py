@@ -191,6 +191,9 @@ def check_limits(raw: bytes, what: str) -> None:
         Invalid: not JSON, deeper than ``JSON_DEPTH_MAX``, of more than ``JSON_NODES_MAX`` nodes, or holds an integer
             beyond 64 bits.
     """
+    size = len(raw)
+    if size <= 2 * JSON_DEPTH_MAX and (size < 19 or not _LONG_NUMBER.search(raw)):
+        return  # too short for any of it
     containers = raw.count(b"[") + raw.count(b"{")
     many = 2 * (raw.count(b",") + containers + 1) > JSON_NODES_MAX  # a key is a node too
     if containers > JSON_DEPTH_MAX or many or _LONG_NUMBER.search(raw):

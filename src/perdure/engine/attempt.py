@@ -128,7 +128,7 @@ class Attempt:
             for op in then:
                 op(tx)
 
-        future = self.host.store.write(boundary, unit, self._failed)
+        future = self.host.store.write(boundary, unit, self._failed, single=not then)
         if self.host.watched(self.thread):
             future.add_done_callback(self._appended)
         return future

@@ -126,7 +126,12 @@ class SplitStore(SqliteStore):
         return cast(apsw.Connection, _Two(*parts)), pair
 
     def write(
-        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+        self,
+        boundary: Boundary,
+        unit: Unit[T],
+        on_error: Callable[[BaseException], None] | None = None,
+        *,
+        single: bool = False,
     ) -> asyncio.Future[T]:
         """See ``ports.store.Store.write``."""
 

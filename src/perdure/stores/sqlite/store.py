@@ -101,10 +101,15 @@ class SqliteStore:
         return {"groups": self._writer.groups, "units": self._writer.units}
 
     def write(
-        self, boundary: Boundary, unit: Unit[T], on_error: Callable[[BaseException], None] | None = None
+        self,
+        boundary: Boundary,
+        unit: Unit[T],
+        on_error: Callable[[BaseException], None] | None = None,
+        *,
+        single: bool = False,
     ) -> asyncio.Future[T]:
         """See ``ports.store.Store.write``."""
-        return self._writer.submit(boundary, unit, on_error)
+        return self._writer.submit(boundary, unit, on_error, single=single)
 
     def read(self, unit: Unit[T]) -> T:
         """See ``ports.store.Store.read``."""
