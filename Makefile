@@ -7,7 +7,7 @@ UV = uv==0.13.9
 VENV = .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
-SWEEP ?= tests/crash tests/simulation
+SWEEP ?= $(wildcard tests/crash tests/simulation tests/properties)
 ARGS ?=
 
 .DEFAULT_GOAL = help
