@@ -67,7 +67,10 @@ def main(folder: Path) -> None:
     try:
         while len(packed(folder)) < RUNS // 3:
             time.sleep(0.01)
-        workers[0].kill()  # SIGKILL: it holds nothing afterwards but a lease that lapses
+        first = int(packed(folder)[0][1])
+        next(
+            worker for worker in workers if worker.pid == first
+        ).kill()  # SIGKILL: all it leaves is a lease that lapses
         asyncio.run(settle(folder, receipts))
     finally:
         for worker in workers:
