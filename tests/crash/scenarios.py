@@ -277,6 +277,8 @@ async def cancel_while_unknown(stage: Stage) -> None:
         await stage.rest(app)
         await stage.cancel(app, receipt)
         await stage.finish(app, receipt)
+        await stage.judge(app)  # what stayed unknown is cleared up later: an audit, which resumes nothing
+        await stage.rest(app)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -386,6 +388,30 @@ async def policy_limit(stage: Stage) -> None:
 def no_refund(stage: Stage, effect: EffectRow) -> Verdict:
     """The refusing tool never does anything; its unknown outcome is a refusal."""
     return Refused("no funds") if effect.operation == "pay" else honest(stage, effect)
+
+
+@scenario(effects={"pay": "once"}, outcomes=frozenset({"completed", "failed"}), in_flight=1)
+async def deadline_while_nobody_lives(stage: Stage) -> None:
+    """The run may take less time than a lease: whoever takes over finds it past its deadline."""
+    model = Scripted([call("pay", order="o1"), say("paid")])
+    policy = Policy(max_duration="10s")
+    await play_one(stage, Agent("brief", tools=[toucher(stage.world, "pay")], model=model, policy=policy), judge=None)
+
+
+@scenario(effects={"pay": "once"}, asks=frozenset({"pay"}), outcomes=frozenset({"failed"}), in_flight=0)
+async def deadline_while_suspended(stage: Stage) -> None:
+    model = Scripted([call("pay", order="o1"), say("paid")])
+    tools = [toucher(stage.world, "pay", approval=True)]
+    agent = Agent("brief", tools=tools, model=model, policy=Policy(max_duration="10s"))
+    await play_one(stage, agent, decide=None)
+
+
+@scenario(effects={"pay": "once", **tried("pay")}, outcomes=frozenset({"failed"}), in_flight=1, doubts=1)
+async def deadline_while_unknown(stage: Stage) -> None:
+    model = Scripted([call("pay", order="o1"), say("paid")])
+    tools = [once_first(stage.world, "pay", vanish)]
+    agent = Agent("brief", tools=tools, model=model, policy=Policy(max_duration="10s"))
+    await play_one(stage, agent, judge=None)
 
 
 @scenario(effects={"ship": "once"}, outcomes=frozenset({"failed"}), in_flight=2)

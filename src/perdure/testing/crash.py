@@ -285,7 +285,10 @@ def sweep(
     tally = _Tally()
     tally.add(whole)
     if not tally.enough(stop):
-        works = [functools.partial(_shard, way, i, len(shards), stop, pairs=pairs) for i in shards]
+        least = len(whole.trails[0])
+        works = [
+            functools.partial(_shard, way, range(i + 1, least + 1, len(shards)), stop, pairs=pairs) for i in shards
+        ]
         for found in _side_by_side(works, place):
             tally.merge(found)
     if not tally.broken and folder is None:
@@ -358,14 +361,14 @@ class _Tally:
         return tally
 
 
-def _shard(way: _Way, first: int, step: int, stop: Callable[[Violation], bool] | None, *, pairs: bool) -> _Tally:
-    """Deaths at N = first + 1, first + 1 + step, ... until a run is untouched."""
+def _shard(way: _Way, least: range, stop: Callable[[Violation], bool] | None, *, pairs: bool) -> _Tally:
+    """Deaths at each N of ``least``, and on in its steps until a run is untouched."""
     tally = _Tally()
-    n = first + 1
+    n = least.start
     while True:
         run = _run(way, n)
         tally.add(run)
-        if not run.deaths or tally.enough(stop):
+        if tally.enough(stop) or (not run.deaths and n >= least.stop - 1):
             return tally
         if pairs:
             m = 1
@@ -377,7 +380,7 @@ def _shard(way: _Way, first: int, step: int, stop: Callable[[Violation], bool] |
                 if tally.enough(stop):
                     return tally
                 m += 1
-        n += step
+        n += least.step
 
 
 def _side_by_side(works: Iterable[Callable[[], _Tally]], place: Path) -> list[_Tally]:
