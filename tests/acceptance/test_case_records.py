@@ -50,15 +50,21 @@ async def test_case_C01_step_identity_does_not_depend_on_scheduling(tmp_path: Pa
     agent = puppet(place, tools=[gathering(place, chance, entries)])
     async with place.client([agent]) as client:
         receipts = [await client.submit(agent, play([["publish", {}]], "done"), thread=f"t{i}") for i in range(24)]
-    for _ in range(200):
+
+    async def over(app: p.App) -> bool:
+        owed = await app.obligations()
+        for one in owed:
+            if one.blocked_on == "stuck":  # nine workers vanished before its first step: an operator says go on
+                await app.redrive(one.submission, by="alice")
+        return not owed
+
+    for _ in range(60):
         async with place.app(agent) as app:
-            owed = await app.obligations()
-            if not owed:
+            if await over(app):
                 break
-            for one in owed:
-                if one.blocked_on == "stuck":  # nine workers vanished before its first step: an operator says go on
-                    await app.redrive(one.submission, by="alice")
             await asyncio.sleep(chance.random() * 0.05)  # the moment at which the worker vanishes
+    async with place.app(agent) as app:
+        await until(lambda: over(app), "every settlement")
     assert len(entries) > 24  # some were entered again
     async with place.client([agent]) as app:
         for receipt in receipts:
