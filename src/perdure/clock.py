@@ -65,8 +65,7 @@ class ForwardClock:
     def now(self) -> Instant:
         """Wall-clock microseconds since 1970-01-01 UTC, at least as late as the last answer."""
         now = self._clock.now()
-        if now > self._latest:
-            self._latest = now
+        self._latest = max(self._latest, now)
         return self._latest
 
 

@@ -48,8 +48,9 @@ class Store(Protocol):
     ) -> asyncio.Future[T]:
         """Enqueue a unit at once, in call order; the future resolves when it is durable.
 
-        ``single`` says that the unit is one verb that is atomic by itself (an append and nothing else): where it is
-        alone it needs no transaction around it. ``on_error`` is called on the loop before the future carries an exception, whoever listens to it.
+        ``single`` says that the unit is one verb that is atomic by itself (an append and nothing else): where it is alone
+        it needs no transaction around it. ``on_error`` is called on the loop before the future carries an exception,
+        whoever listens to it.
 
         Units are run in the order of their calls, whatever becomes of the future: a cancelled caller only stops
         listening. If the unit raises, it alone is rolled back and the future carries the exception.
