@@ -321,6 +321,23 @@ async def test_a_cancelled_sync_body_holds_its_effect_until_it_ends(
         assert await app.verify()
 
 
+async def test_a_cancelled_sync_body_holds_its_effect_until_it_ends_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protection off: nobody is held, so a verdict can be given that the body then contradicts."""
+    monkeypatch.setattr(batch.Batch, "_hold", lambda *_: lambda tx: None)
+    place = Place(tmp_path)
+    async with place.app(puppet(place)) as app:
+        receipt = await app.submit("puppet", play([once(tool="threaded", gate="g")], "done"), thread="t")
+        await until(lambda: place.waiting("g"), "the body")
+        await app.cancel(receipt, by="alice")
+        await app.settlement(receipt, timeout=5)
+        [effect] = await unknowns(app)
+        await app.reconcile(effect, p.NotApplied(), by="alice")
+        place.open_gate("g")
+        assert place.world.count() == 1  # it did take place
+
+
 async def test_a_held_effect_is_free_when_its_process_is_gone(tmp_path: Path) -> None:
     place = Place(tmp_path)
     async with place.client([puppet(place)]) as app:

@@ -13,9 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import perdure as p
+from perdure.engine import recovery
+from perdure.records.run import AcceptedLimits, RunStarted
+from perdure.records.thread import ThreadCreated, UserInputRecorded
+from perdure.stores.sqlite.ledger import SqliteLedger
 from support.place import Place, until
 from support.puppets import once, play, puppet, trivial
 
@@ -245,6 +250,44 @@ async def overwritten(app: p.App) -> str | None:
     row = app.store.read(lambda tx: tx.ledger.submission(receipt.submission))
     assert row is not None
     return row.outcome
+
+
+async def lost_by_the_wait(place: Place) -> str | None:
+    """Take a cancel into the log in the moment before the run parks; how the run stands afterwards."""
+    from perdure.engine.attempt import Attempt
+    from perdure.ports.failpoints import Boundary
+
+    async with place.client([puppet(place)]) as app:
+        host = app.host
+        receipt = await app.submit("puppet", play([once()], "done"), thread="t")
+        now = host.clock.now()
+        [claimed] = await app.store.write(
+            Boundary.CLAIM, lambda tx: tx.ledger.claim("w", ["puppet"], 1, now, now + 10**9, [1])
+        )
+        attempt = Attempt(host, claimed, await recovery.read_thread(host, claimed))
+        records = [
+            ThreadCreated("puppet"), UserInputRecorded(receipt.submission, receipt.run, msgspec.Raw(b"{}")),
+            RunStarted(receipt.run, receipt.submission, "puppet", "d", now + 10**12, AcceptedLimits(9, 9, 9, 9, 9, 9)),
+        ]  # fmt: skip
+        await attempt.append(Boundary.INPUT, records, [lambda tx: tx.ledger.apply_input(receipt.submission, 2)])
+        await app.cancel(receipt, by="alice")
+        taken = attempt.take_in(app.store.read(lambda tx: tx.ledger.pending_intents()))
+        await attempt.suspend()  # its commit comes after the one of the cancel
+        await asyncio.gather(*taken)
+        due = app.store.read(lambda tx: tx.ledger.next_due(["puppet"], host.clock.now()))
+        return None if due is None or due > host.clock.now() else "claimable"
+
+
+async def test_a_cancel_that_comes_with_the_suspension_is_heard(tmp_path: Path) -> None:
+    assert await lost_by_the_wait(Place(tmp_path)) == "claimable"
+
+
+async def test_a_cancel_that_comes_with_the_suspension_is_heard_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protection off: the wait does not look for cancels."""
+    monkeypatch.setattr(SqliteLedger, "_covered", lambda *_: False)
+    assert await lost_by_the_wait(Place(tmp_path)) is None
 
 
 # -- case B07 ---------------------------------------------------------------------------------------------------------

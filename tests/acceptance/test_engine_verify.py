@@ -50,6 +50,20 @@ async def test_any_changed_byte_is_found(tmp_path: Path) -> None:
         assert await app.verify()
 
 
+async def test_any_changed_byte_is_found_twin(tmp_path: Path) -> None:
+    """Protection off: nobody compares the chain, and a change that is still a legal record passes."""
+    place = Place(tmp_path)
+    await history(place)
+    rows = place.rows("SELECT thread, first, body FROM batch ORDER BY first")
+    thread, first, body = next(row for row in rows if b'"text":"done"' in bytes(row[2]))
+    changed = bytes(body).replace(b'"text":"done"', b'"text":"gone"')
+    assert changed != bytes(body)
+    place.change("UPDATE batch SET body = ? WHERE thread = ? AND first = ?", changed, thread, first)
+    async with place.client([puppet(place)]) as app:
+        failed = [check.name for check in (await app.verify("t")).checks if check.status == "failed"]
+    assert failed == ["digest-chain"]  # this check alone stands between the change and a store called good
+
+
 @pytest.mark.parametrize(
     "damage",
     [
