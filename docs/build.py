@@ -302,7 +302,7 @@ def lifecycle_page() -> str:
         "# Lifecycles",
         "What may follow what, as the tables of `rules/lifecycle.py` have it.",
         "## Submission",
-        "Where owed work stands. The ledger looks its steps up here: what is missing is illegal and changes nothing.",
+        "Where owed work stands. The ledger looks claims and waits up here: what is missing is illegal, changes nothing.",
         "`admitted` and `terminalizing` are reached only where log and ledger are two stores.",
         *diagram(submission, lifecycle.SubmissionState),
         *transitions(submission),
