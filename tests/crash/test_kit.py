@@ -24,10 +24,17 @@ def test_side_by_side_is_the_same_sweep() -> None:
     assert (alone.boundaries, alone.runs, alone.reached) == (together.boundaries, together.runs, together.reached)
 
 
-def test_pairs_let_the_second_incarnation_die_too() -> None:
-    report = sweep(named("plain answer"), pairs=True, processes=2)
+async def open_and_close(stage: Stage) -> None:
+    """A worker that finds nothing to do."""
+    async with stage.open([Agent("idle", model=Scripted([]))]) as app:
+        await stage.rest(app)
+
+
+def test_pairs_let_the_second_incarnation_die_at_each_of_its_boundaries() -> None:
+    report = sweep(Scenario("open and close", open_and_close), pairs=True, processes=2)
     assert report, str(report)
-    assert report.pairs > report.boundaries
+    assert report.reached == {"renew:before", "renew:inside", "renew:after"}
+    assert (report.boundaries, report.pairs, report.runs) == (3, 9, 12)
 
 
 async def lie(stage: Stage) -> None:
