@@ -36,6 +36,7 @@ def test_a_death_at_any_boundary_breaks_nothing(name: str) -> None:
     assert report.runs >= report.boundaries
 
 
+@pytest.mark.timeout(900)  # alone it sweeps everything
 def test_every_boundary_is_reached_or_it_is_said_why_not(
     tmp_path: Path, record_property: pytest.FixtureRequest
 ) -> None:
