@@ -44,6 +44,7 @@ RENEWALS_PER_LEASE = 3
 LOOP_STALL_SECONDS_MAX = 3.0  # or half the lease, whichever is smaller
 RECOVERY_SECONDS_MAX = 30.0
 RECOVERY_PERIOD_SECONDS = 5.0
+STORE_RETRY_SECONDS = 0.2  # between tries of a write that a worker must make and the store could not
 MISSED_WAKE_SECONDS_MAX = 5.0  # then whoever waits looks again, although nothing was heard
 FAULT_BACKOFF_SECONDS_MIN = 0.5
 FAULT_BACKOFF_SECONDS_MAX = 300.0
@@ -64,6 +65,7 @@ MODEL_BACKOFF_SECONDS_MAX = 20.0
 GROUP_UNITS_MAX = 512  # units of work in one COMMIT
 GROUP_MILLISECONDS_MAX = 50
 BUSY_SECONDS_MAX = 60.0
+BUSY_WARNING_SECONDS = 5.0  # of waiting for another process's write lock, before that is logged
 WATCH_SECONDS = 0.025  # how often a process looks for other processes' commits
 INLINE_COMMIT_SECONDS_MAX = 0.001  # a lone unit runs on the loop's thread while commits are faster than this
 

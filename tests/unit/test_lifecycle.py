@@ -36,7 +36,7 @@ EFFECT_TABLE = """
                  start    confirm    refuse   lose     withdraw
 requested        started  .          .        .        withdrawn
 started          .        confirmed  refused  unknown  .
-unknown          .        confirmed  refused  .        .
+unknown          .        confirmed  refused  unknown  .
 confirmed        .        .          .        .        .
 refused          .        .          .        .        .
 withdrawn        .        .          .        .        .

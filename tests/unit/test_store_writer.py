@@ -152,6 +152,7 @@ async def test_a_group_is_one_transaction_and_lone_units_are_one_each(tmp_path: 
 
 async def test_a_group_is_bounded_in_units_and_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "store.db")
+    monkeypatch.setattr(writers, "GROUP_MILLISECONDS_MAX", 60_000)
     await asyncio.gather(*(admit(store, n) for n in range(GROUP_UNITS_MAX * 2 + 1)))
     assert store.statistics["groups"] == 3
     monkeypatch.setattr(writers, "GROUP_MILLISECONDS_MAX", 0)

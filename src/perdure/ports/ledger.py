@@ -218,7 +218,7 @@ class Ledger(Protocol):
     def claim_thread(
         self, thread: int, owner: str, now: int, lease_until: int, token: int, *, blocked: bool = False
     ) -> Claimed | None:
-        """Grant one thread if no live lease holds it, whatever is due on it; None otherwise.
+        """Grant one thread if no live lease holds it, whatever is due on it; None otherwise. It starts no submission.
 
         Never bumps the epoch of a live owner. ``blocked``: also when a fault blocks it (recovery only).
         """
@@ -291,7 +291,7 @@ class Ledger(Protocol):
     def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
         """Record a command; needs no fence. First wins per (kind, subject): the stored one and whether it is new.
 
-        Wakes what it decides: a cancel wakes its submission at once; an approval when no other of the submission is
+        Wakes what it decides: a cancel makes its submission claimable at once, whatever it waits for; an approval when no other of the submission is
         pending; a verdict when no other unknown of the submission is open without one.
         """
         ...
@@ -314,7 +314,11 @@ class Ledger(Protocol):
         ...
 
     def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
-        """Set an effect's status and verdict (same unit as its record). ``now`` None leaves ``ended_at``."""
+        """Set an effect's status and verdict (same unit as its record). ``now`` None leaves ``ended_at``.
+
+        Raises:
+            Conflict: the lifecycle table does not let it come to this status from where it is.
+        """
         ...
 
     def effect(self, id: str) -> EffectRow | None:

@@ -101,11 +101,25 @@ F, E = EffectStatus, EffectEvent
 EFFECT: dict[EffectStatus, dict[EffectEvent, EffectStatus]] = {
     F.REQUESTED: {E.START: F.STARTED, E.WITHDRAW: F.WITHDRAWN},
     F.STARTED: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED, E.LOSE: F.UNKNOWN},
-    F.UNKNOWN: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED},
+    F.UNKNOWN: {E.CONFIRM: F.CONFIRMED, E.REFUSE: F.REFUSED, E.LOSE: F.UNKNOWN},
     F.CONFIRMED: {},
     F.REFUSED: {},
     F.WITHDRAWN: {},
 }
+
+
+EFFECT_ENDS: dict[EffectStatus, EffectEvent] = {
+    F.CONFIRMED: E.CONFIRM,
+    F.REFUSED: E.REFUSE,
+    F.UNKNOWN: E.LOSE,
+    F.WITHDRAWN: E.WITHDRAW,
+}
+
+
+def may_end(status: str) -> frozenset[EffectStatus]:
+    """The statuses from which an effect may come to ``status``; an unknown one stays so while a verdict is noted."""
+    event = EFFECT_ENDS[EffectStatus(status)]
+    return frozenset(before for before, events in EFFECT.items() if event in events)
 
 
 class ApprovalStatus(StrEnum):

@@ -6,6 +6,7 @@ format, settings that did not take.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
@@ -16,7 +17,9 @@ from typing import Any
 import apsw
 
 from perdure.errors import Conflict, Corrupt, Error, Incompatible, Invalid, Unavailable
-from perdure.limits import BUSY_SECONDS_MAX
+from perdure.limits import BUSY_SECONDS_MAX, BUSY_WARNING_SECONDS
+
+log = logging.getLogger("perdure")
 
 APPLICATION_ID = 0x50455244  # "PERD"
 FORMAT = 1  # user_version; newer is refused
@@ -101,13 +104,19 @@ class BusyPolicy:
     def __init__(self) -> None:
         self.patience = BUSY_SECONDS_MAX
         self._began = 0.0
+        self._warned = False
         self._random = random.Random(os.getpid())
 
     def __call__(self, count: int) -> bool:
+        now = time.monotonic()
         if count == 0:
-            self._began = time.monotonic()
-        if time.monotonic() - self._began >= self.patience:
+            self._began, self._warned = now, False
+        waited = now - self._began
+        if waited >= self.patience:
             return False
+        if waited > BUSY_WARNING_SECONDS and not self._warned:
+            self._warned = True
+            log.warning("another process has held the write lock of the database for %.0f s; waiting", waited)
         time.sleep(self._random.uniform(0.0002, 0.001))
         return True
 
@@ -189,7 +198,7 @@ def check_format(connection: apsw.Connection, path: str) -> None:
         age = "newer" if found > FORMAT else "older"
         raise Incompatible(
             f"{path!r} has format {found}, {age} than format {FORMAT} of this release.",
-            help="Use the release that wrote it." if found > FORMAT else "Run `perdure db migrate`.",
+            help="Use the release that wrote it.",
         )
     rows = connection.execute("SELECT value FROM meta WHERE key = 'needs_release'").fetchall()
     needs = str(rows[0][0]) if rows else "0"

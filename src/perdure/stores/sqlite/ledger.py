@@ -29,7 +29,7 @@ from perdure.ports.ledger import (
 )
 from perdure.ports.log import Tail
 from perdure.records.codec import EMPTY_TAIL
-from perdure.rules.lifecycle import SubmissionEvent, SubmissionState, after
+from perdure.rules.lifecycle import EffectStatus, SubmissionEvent, SubmissionState, after, may_end
 from perdure.stores.sqlite.log import SqliteLog
 
 _SUBMISSION = """SELECT s.id, t.id, s.thread, s.position, s.principal, s.key, s.program, s.definition, s.input,
@@ -53,6 +53,13 @@ _FAULT = """SELECT f.thread, t.id, f.kind, f.message, f.first_at, f.last_at, f.t
 _NEW_THREAD = """INSERT INTO thread (id, created_at, positions, due_at, due_program) VALUES (?1, ?2, 1, ?2, ?3)
  ON CONFLICT (id) DO NOTHING RETURNING number"""
 _EMPTY = Tail(0, EMPTY_TAIL, 0)
+# An effect's end is legal only from where the lifecycle table says; the check is in the statement that writes it.
+_END_EFFECT = {
+    str(status): "UPDATE effect SET status = ?2, verdict = ?3, ended_at = coalesce(?4, ended_at) WHERE id = ?1 AND status IN ("
+    + ", ".join(f"'{before}'" for before in sorted(may_end(status)))
+    + ")"
+    for status in (EffectStatus.CONFIRMED, EffectStatus.REFUSED, EffectStatus.UNKNOWN)
+}
 S = SubmissionState
 V = SubmissionEvent
 
@@ -258,7 +265,8 @@ class SqliteLedger:
         *,
         maintenance: bool = False,
     ) -> Claimed | None:
-        chosen = self._eligible(number, programs, now)
+        # recovery's own claim tries no submission: looking at it must not count as an attempt without progress
+        chosen = None if maintenance else self._eligible(number, programs, now)
         pending = self.intents(number)
         if chosen is None and not pending and not maintenance:
             return None
@@ -497,10 +505,10 @@ class SqliteLedger:
             return
         if kind == "approval" and self._undecided_approvals(run):
             return
-        self._execute(
-            "UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND state IN ('suspended', 'unknown')",
-            (submission, now),
-        )
+        states = "state IN ('suspended', 'unknown')"
+        self._execute(f"UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND {states}", (submission, now))
+        if kind == "cancel":  # it ends a backoff too, also the one that only an operator ends
+            self._execute("UPDATE submission SET not_before = 0 WHERE id = ? AND state <> 'settled'", (submission,))
 
     def intents(self, thread: int, *, pending: bool = True) -> list[Intent]:
         """See ``ports.ledger.Ledger.intents``."""
@@ -547,10 +555,11 @@ class SqliteLedger:
 
     def end_effect(self, id: str, status: str, verdict: str | None, now: int | None) -> None:
         """See ``ports.ledger.Ledger.end_effect``."""
-        self._execute(
-            "UPDATE effect SET status = ?2, verdict = ?3, ended_at = coalesce(?4, ended_at) WHERE id = ?1",
-            (id, status, verdict, now),
-        )
+        self._execute(_END_EFFECT[status], (id, status, verdict, now))
+        if self._changes() != 1:
+            row = self.effect(id)
+            known = "does not exist" if row is None else f"is {row.status}"
+            raise Conflict(f"Effect {id!r} {known}; it cannot become {status}.")
 
     def effect(self, id: str) -> EffectRow | None:
         """See ``ports.ledger.Ledger.effect``."""

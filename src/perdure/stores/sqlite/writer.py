@@ -151,6 +151,8 @@ class Writer:
             if self._thread_has_work or not self._queue:
                 return
         if not self._threaded:
+            if len(self._queue) == 1:
+                self._inline(self._queue.popleft())
             while self._queue:
                 self._run_group([self._queue.popleft() for _ in range(min(len(self._queue), GROUP_UNITS_MAX))])
             return
@@ -166,6 +168,11 @@ class Writer:
 
     def _inline(self, job: Job) -> None:
         """Run one unit here; if another process holds the file, let the thread wait for it."""
+        if not self._threaded:
+            with self.lock:
+                self._commit_alone(job)
+            job.resolve()
+            return
         if not self.lock.acquire(blocking=False):
             self._queue.appendleft(job)
             self._hand_over()
@@ -173,10 +180,7 @@ class Writer:
         patience = self._busy_policy.patience
         try:
             self._busy_policy.patience = _INLINE_PATIENCE_SECONDS
-            if self.failpoint is None:
-                self._commit_alone(job)
-            else:
-                self._commit([job])
+            self._commit_alone(job)
         finally:
             self._busy_policy.patience = patience
             self.lock.release()
@@ -287,22 +291,44 @@ class Writer:
 
     # -- the transaction --------------------------------------------------------------------------------------------
     def _commit_alone(self, job: Job) -> None:
-        """:meth:`_commit` of one unit: what a sequence of steps pays. A single verb is its own transaction."""
+        """:meth:`_commit` of one unit: what a sequence of steps pays. A single verb is its own transaction.
+
+        A failpoint needs a place between the writing and the commit, so with one there is always a transaction.
+        """
         began = time.perf_counter()
+        failpoint = self.failpoint
         try:
-            if job.single:
+            if failpoint is not None:
+                failpoint(job.boundary, "before")
+            elif job.single:
                 job.result = job.unit(self._transaction)
-            else:
-                execute = self._connection.execute
-                execute("BEGIN IMMEDIATE")
-                job.result = job.unit(self._transaction)
-                execute("COMMIT")
+                self._count(1, time.perf_counter() - began)
+                return
+            execute = self._connection.execute
+            execute("BEGIN IMMEDIATE")
+            job.result = job.unit(self._transaction)
+            if failpoint is not None:
+                failpoint(job.boundary, "inside")
+            execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to who waits for the unit
             self._failed([job], [], error)
             return
-        self._commit_seconds += 0.2 * (time.perf_counter() - began - self._commit_seconds)
+        self._count(1, time.perf_counter() - began)
+        self._after([job])
+
+    def _count(self, units: int, seconds: float) -> None:
+        self._commit_seconds += 0.2 * (seconds - self._commit_seconds)
         self.groups += 1
-        self.units += 1
+        self.units += units
+
+    def _after(self, done: list[Job]) -> None:
+        if self.failpoint is None:
+            return
+        for job in done:
+            try:
+                self.failpoint(job.boundary, "after")
+            except BaseException as error:  # noqa: BLE001 - committed, and the caller is not told so
+                job.error = error
 
     def _commit(self, group: list[Job]) -> list[Job]:
         """Run a group in one transaction and set results. Returns what was left for the next transaction."""
@@ -326,16 +352,8 @@ class Writer:
             execute("COMMIT")
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to who waits for the unit
             return self._failed(group, done, error)
-        took = time.perf_counter() - began
-        self._commit_seconds += 0.2 * (took - self._commit_seconds)
-        self.groups += 1
-        self.units += len(done)
-        if failpoint is not None:
-            for job in done:
-                try:
-                    failpoint(job.boundary, "after")
-                except BaseException as error:  # noqa: BLE001 - committed, and the caller is not told so
-                    job.error = error
+        self._count(len(done), time.perf_counter() - began)
+        self._after(done)
         return group[len(done) :]
 
     def _failed(self, group: list[Job], done: list[Job], error: BaseException) -> list[Job]:

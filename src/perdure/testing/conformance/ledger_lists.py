@@ -69,8 +69,9 @@ async def case_one_open_effect_a_business_key(store: Store) -> None:
     given = Given(store)
     one, two = await given.admit("one"), await given.admit("two")
     effect = await given.effect(one, business_key="order-1")
-    for end in (("started", None), ("unknown", None)):
-        await given.do(lambda tx, end=end: tx.ledger.end_effect(effect, *end, None))  # type: ignore[misc]
+    for status in ("started", "unknown"):
+        if status == "unknown":
+            await given.do(lambda tx: tx.ledger.end_effect(effect, "unknown", None, None))
         error = await refused(Conflict, given.effect(two, business_key="order-1"))
         check(effect in str(error), f"the message should name the open effect: {error}")
         found = given.look(lambda tx: tx.ledger.open_business_key("pay", "order-1"))
@@ -82,6 +83,19 @@ async def case_one_open_effect_a_business_key(store: Store) -> None:
     again = await given.effect(two, business_key="order-1")
     await given.do(lambda tx: tx.ledger.end_effect(again, "confirmed", None, 60))
     await given.effect(one, business_key="order-1")
+
+
+async def case_an_effect_with_an_outcome_takes_no_other(store: Store) -> None:
+    """The lifecycle table says from where an effect may come to a status."""
+    given = Given(store)
+    row = await given.admit()
+    for first in ("confirmed", "refused"):
+        effect = await given.effect(row)
+        await given.do(lambda tx, e=effect, s=first: tx.ledger.end_effect(e, s, None, 60))  # type: ignore[misc]
+        for other in ("confirmed", "refused", "unknown"):
+            await refused(Conflict, given.do(lambda tx, e=effect, s=other: tx.ledger.end_effect(e, s, None, 70)))  # type: ignore[misc]
+        found = given.look(lambda tx, e=effect: tx.ledger.effect(e))  # type: ignore[misc]
+        equal(found and (found.status, found.ended_at), (first, 60))
 
 
 async def case_a_held_effect_is_held_as_long_as_its_holder_renews(store: Store) -> None:
