@@ -220,10 +220,20 @@ class LedgerMachine(RuleBasedStateMachine):
         self._crash(real, phase)
         return None
 
-    def adopt(self, claimed: Claimed, owner: str, programs: Collection[str] | None, until: int) -> None:
+    def adopt(
+        self,
+        claimed: Claimed,
+        owner: str,
+        programs: Collection[str] | None,
+        until: int,
+        *,
+        maintenance: bool = False,
+    ) -> None:
         got = (claimed.epoch, claimed.submission and claimed.submission.id, len(claimed.intents))
         superseded = self.model.threads[claimed.thread]["owner"] is not None
-        wanted = self.model.grant(claimed.thread, owner, programs, self.now, until, claimed.token)
+        wanted = self.model.grant(
+            claimed.thread, owner, programs, self.now, until, claimed.token, maintenance=maintenance
+        )
         assert got == wanted, f"the store says {got!r}, the page says {wanted!r}"
         assert claimed.superseded == superseded
         assert claimed.tail.sequence == self.model.tail(claimed.thread)
@@ -243,7 +253,7 @@ class LedgerMachine(RuleBasedStateMachine):
         claimed = self._write(lambda tx: tx.ledger.claim_thread(number, owner, self.now, until, token, blocked=blocked))
         assert (claimed is not None) == may
         if claimed is not None:
-            self.adopt(claimed, owner, None, until)
+            self.adopt(claimed, owner, None, until, maintenance=True)
 
     @rule(owner=OWNERS)
     def renew(self, owner: str) -> None:

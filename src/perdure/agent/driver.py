@@ -37,7 +37,10 @@ class AgentDriver:
         async with contextlib.AsyncExitStack() as stack:
             scope = self._services(attempt) if _takes_argument(self._services) else self._services()
             services = await stack.enter_async_context(scope)
-            return await self._interpreter(attempt, services).advance()
+            try:
+                return await self._interpreter(attempt, services).advance()
+            finally:
+                attempt.task = None  # services end in peace: what interrupts now is found by the next claim
 
     def _interpreter(self, attempt: Attempt, services: Any) -> Interpreter:
         retain = getattr(services, "on_approval_suspension", None)

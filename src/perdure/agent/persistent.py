@@ -11,8 +11,7 @@ from perdure.definitions.agent import AgentDefinition
 from perdure.engine import recovery
 from perdure.engine.attempt import Attempt, Parked, Settled
 from perdure.engine.host import Host
-from perdure.errors import Conflict
-from perdure.ports.failpoints import Boundary
+from perdure.errors import Conflict, Superseded
 from perdure.ports.ledger import Claimed, Submission
 from perdure.ports.provider import Model
 from perdure.ports.store import Transaction
@@ -48,16 +47,17 @@ async def run_here(
             if isinstance(ended, (Settled, Parked)) or attempt.run.unknowns():
                 return result_of(definition, attempt)
             await decide(attempt, approve)
-    except asyncio.CancelledError:
-        if attempt is None or attempt.broken is None or attempt.task is None:
+    except (asyncio.CancelledError, Superseded) as stopped:
+        if attempt is None or attempt.broken is None:
             raise
-        attempt.task.uncancel()  # the attempt stopped itself: say why instead
+        if isinstance(stopped, asyncio.CancelledError) and attempt.task is not None:
+            attempt.task.uncancel()  # the attempt stopped itself: say why instead
         raise attempt.broken from None
     finally:
         if attempt is not None:
             await attempt.release()
         else:
-            await recovery.release(host, claimed)
+            await host.give_back(claimed.number, claimed.epoch, claimed.token)
 
 
 async def _claim(host: Host, thread: str) -> Claimed:
@@ -71,7 +71,7 @@ async def _claim(host: Host, thread: str) -> Claimed:
             )
         return tx.ledger.claim_thread(row.number, host.owner, now, until, token)
 
-    claimed = await host.store.write(Boundary.CLAIM, unit)
+    claimed = await host.claim(unit)
     if claimed is None:
         raise Conflict(f"Thread {thread!r} is being worked on.", help="Wait for it, or submit to it.")
     return claimed

@@ -81,7 +81,6 @@ class Attempt:
         self.state = state
         self.interrupted: Interruption | None = None
         self.task: asyncio.Task[Any] | None = None
-        self.lost = False
         self.owed = owed
         self._tail = Tail(state.tail, state.digest, claimed.tail.batch)
         self._taken: set[int] = set()
@@ -155,9 +154,12 @@ class Attempt:
         """An append failed: nothing this attempt does can be recorded any more, so whatever it runs is stopped."""
         if self._broken is None:
             self._broken = error
-            self.lost = isinstance(error, OwnershipLost)
-            if self.task is not None:
-                self.task.cancel()
+            # not at once: this may be that very task, in a commit on the loop, about to be told by the future
+            asyncio.get_running_loop().call_soon(self._stop)
+
+    def _stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     @property
     def broken(self) -> BaseException | None:
@@ -331,11 +333,7 @@ class Attempt:
     async def release(self, not_before: int = 0) -> None:
         """Give the claim back; the work stays owed. Harmless when the fence is lost."""
         self._end()
-        number, epoch, token, now = self.number, self.epoch, self.token, self.host.clock.now()
-        await self.host.store.write(
-            Boundary.RELEASE, lambda tx: tx.ledger.release(number, epoch, token, now, not_before=not_before)
-        )
-        self.host.wake()
+        await self.host.give_back(self.number, self.epoch, self.token, not_before)
 
     def abandon(self) -> None:
         """Stop without a word: the fence is lost, somebody else owns the thread."""

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.clock import Clock, ForwardClock, Ids, RandomIds, SystemClock, seconds
-from perdure.limits import LEASE_SECONDS, MISSED_WAKE_SECONDS_MAX
+from perdure.errors import Unavailable
+from perdure.limits import LEASE_SECONDS, MISSED_WAKE_SECONDS_MAX, STORE_RETRY_SECONDS
 from perdure.ports.failpoints import Boundary, Phase
-from perdure.ports.store import Store
+from perdure.ports.ledger import Claimed
+from perdure.ports.store import Store, Transaction, Unit
 
+T = TypeVar("T")
 log = logging.getLogger("perdure")
 
 
@@ -46,6 +50,7 @@ class Host:
         self._unsubscribe: Callable[[], None] | None = None
         self._pulse: asyncio.TimerHandle | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Begin to notice other processes' commits."""
@@ -61,7 +66,10 @@ class Host:
         self._on_foreign_change()
 
     def stop(self) -> None:
-        """Stop noticing; release threads of sync bodies."""
+        """Stop noticing and whatever runs in the background; release threads of sync bodies."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
         if self._pulse is not None:
             self._pulse.cancel()
         if self._unsubscribe is not None:
@@ -103,6 +111,60 @@ class Host:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task failed", exc_info=task.exception())
+
+    # -- claims -----------------------------------------------------------------------------------------------------
+    async def claim(self, unit: Unit[T]) -> T:
+        """Run a unit that claims. If the caller is cancelled meanwhile, what is granted after that is given back."""
+        granted = self.store.write(Boundary.CLAIM, unit)
+        try:
+            return await asyncio.shield(granted)
+        except asyncio.CancelledError:
+            granted.add_done_callback(self._unwanted)
+            raise
+
+    def _unwanted(self, granted: asyncio.Future[Any]) -> None:
+        if granted.cancelled() or granted.exception() is not None:
+            return
+        found = granted.result()
+        for claimed in found if isinstance(found, list) else [found]:
+            if isinstance(claimed, Claimed):
+                _ = self._release(claimed.number, claimed.epoch, claimed.token, 0)
+
+    async def give_back(self, number: int, epoch: int, token: int, not_before: int = 0) -> None:
+        """End a claim; the work stays owed. Harmless when the fence is lost.
+
+        If the store cannot write now it is done as soon as it can: renewal would hold the thread for ever.
+        """
+        with contextlib.suppress(Unavailable):
+            await self._release(number, epoch, token, not_before)
+        self.wake()
+
+    def _release(self, number: int, epoch: int, token: int, not_before: int) -> asyncio.Future[None]:
+        now = self.clock.now()
+
+        def unit(tx: Transaction) -> None:
+            tx.ledger.release(number, epoch, token, now, not_before=not_before)
+
+        def failed(error: BaseException) -> None:  # called whoever listens
+            if not self._stopped:
+                log.warning("the claim on thread number %s is given back later: %s", number, error)
+                _ = self.spawn(self.persist(Boundary.RELEASE, unit))
+
+        return self.store.write(Boundary.RELEASE, unit, failed)
+
+    async def persist(self, boundary: Boundary, unit: Unit[T]) -> T:
+        """Write as soon as the store can: for what nobody would do again. Ends with the host.
+
+        Raises:
+            Unavailable: the host stopped.
+        """
+        while True:
+            try:
+                return await self.store.write(boundary, unit)
+            except Unavailable:
+                if self._stopped:
+                    raise
+                await asyncio.sleep(STORE_RETRY_SECONDS)
 
     # -- wakes ------------------------------------------------------------------------------------------------------
     def wake(self) -> None:

@@ -16,7 +16,7 @@ from perdure.engine.attempt import Attempt, Settled
 from perdure.engine.driver import Driver
 from perdure.engine.host import Host, log
 from perdure.engine.intents import Op
-from perdure.errors import Corrupt, Incompatible, Invalid, Unavailable
+from perdure.errors import Corrupt, Incompatible, Invalid, OwnershipLost, Superseded, Unavailable
 from perdure.limits import (
     FAILURE_MESSAGE_CHARS_MAX,
     FAULT_BACKOFF_SECONDS_MAX,
@@ -129,14 +129,6 @@ async def settle_from_history(attempt: Attempt) -> Settled | None:
     return Settled(settled.outcome)
 
 
-async def release(host: Host, claimed: Claimed, not_before: int = 0) -> None:
-    """Give a claim back that never became an attempt."""
-    number, epoch, token, now = claimed.number, claimed.epoch, claimed.token, host.clock.now()
-    await host.store.write(
-        Boundary.RELEASE, lambda tx: tx.ledger.release(number, epoch, token, now, not_before=not_before)
-    )
-
-
 async def block(host: Host, number: int, thread: str, error: BaseException) -> Fault:
     """Record why a thread cannot be used; it is not claimed until its own recovery succeeds."""
     now = host.clock.now()
@@ -208,9 +200,7 @@ async def recover(
 async def redrive(host: Host, submission: str, number: int, *, by: str, reason: str) -> bool:
     """Make a stuck submission claimable now, its counters reset, and record who asked. False if it cannot be."""
     now, until, token = host.clock.now(), host.lease_until(), host.new_token()
-    claimed = await host.store.write(
-        Boundary.CLAIM, lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token)
-    )
+    claimed = await host.claim(lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token))
     if claimed is None:
         return False
     try:
@@ -221,7 +211,7 @@ async def redrive(host: Host, submission: str, number: int, *, by: str, reason: 
         record = RepairAnnotated(submission, "Redrive", f"{by}: {reason}" if reason else by)
         await attempt.append(Boundary.REDRIVE, [record])
     finally:
-        await release(host, claimed)
+        await host.give_back(claimed.number, claimed.epoch, claimed.token)
     again = host.clock.now()
     await host.store.write(Boundary.REDRIVE, lambda tx: tx.ledger.redrive(submission, again))
     host.wake()
@@ -233,23 +223,21 @@ async def recover_thread(
 ) -> Recovered:
     """Recover one thread inside its own fault boundary and time bound (seconds). A live owner is left alone."""
     now, until, token = host.clock.now(), host.lease_until(), host.new_token()
-    claimed = await host.store.write(
-        Boundary.CLAIM, lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token, blocked=True)
-    )
+    claimed = await host.claim(lambda tx: tx.ledger.claim_thread(number, host.owner, now, until, token, blocked=True))
     if claimed is None:
         return Recovered((), ())
     try:
         async with asyncio.timeout(bound):
-            reports = await _recover_claimed(host, drivers, claimed)
-    except (Unavailable, asyncio.CancelledError):
-        await release(host, claimed)
+            return Recovered(tuple(await _recover_claimed(host, drivers, claimed)), ())
+    except (Unavailable, Superseded):
         raise
+    except OwnershipLost:
+        return Recovered((), ())  # whoever owns it now recovers what it finds
     except Exception as error:
         log.warning("thread %s cannot be recovered: %s", claimed.thread, error)
-        fault = await block(host, number, claimed.thread, error)
-        await release(host, claimed)
-        return Recovered((), (fault,))
-    return Recovered(tuple(reports), ())
+        return Recovered((), (await block(host, number, claimed.thread, error),))
+    finally:
+        await host.give_back(claimed.number, claimed.epoch, claimed.token)
 
 
 async def _recover_claimed(host: Host, drivers: Mapping[str, Driver], claimed: Claimed) -> list[Report]:
@@ -262,7 +250,6 @@ async def _recover_claimed(host: Host, drivers: Mapping[str, Driver], claimed: C
     now = host.clock.now()
     if any(fault.thread == number for fault in host.store.read(lambda tx: tx.ledger.faults())):
         await host.store.write(Boundary.FAULT, lambda tx: tx.ledger.clear_fault(number, now))
-    await attempt.release()
     return reports
 
 

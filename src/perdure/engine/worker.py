@@ -22,8 +22,8 @@ from perdure.limits import (
     DRAIN_SECONDS_MAX,
     RECOVERY_PERIOD_SECONDS,
     RECOVERY_SECONDS_MAX,
+    STORE_RETRY_SECONDS,
 )
-from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Claimed, EffectRow
 from perdure.ports.store import Transaction
 
@@ -56,7 +56,6 @@ class Worker:
         self._loops: list[asyncio.Task[Any]] = []
         self._free = asyncio.Event()
         self._looked = 0.0  # loop time of the last look for work
-        self._kept: list[Claimed] = []  # claims that could not be given back yet; renewal would hold them for ever
         self._stopping = False
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -108,29 +107,25 @@ class Worker:
             self._free.clear()
             free = self.slots - len(self._tasks)
             try:
-                await self._return_kept()
                 granted = await self._claim(free) if free > 0 else []
-                if self._draining():
-                    self._kept, granted = granted, []
-                    await self._return_kept()
+                for claimed in granted:
+                    if self._draining():
+                        await host.give_back(claimed.number, claimed.epoch, claimed.token)
+                    else:
+                        self._begin(claimed)
+                if free > 0 and len(granted) < free:
+                    await self._until_due()
+                elif len(self._tasks) >= self.slots:
+                    await self._free.wait()
             except Unavailable as error:
                 log.warning("claiming failed, trying again: %s", error)
-                await asyncio.sleep(0.2)
-                continue
-            for claimed in granted:
-                self._begin(claimed)
-            if free > 0 and len(granted) < free:
-                await self._until_due()
-            elif len(self._tasks) >= self.slots:
-                await self._free.wait()
+                await asyncio.sleep(STORE_RETRY_SECONDS)
+            except Exception:  # a worker that claims no more looks alive and is not
+                log.exception("claiming failed, trying again")
+                await asyncio.sleep(RECOVERY_PERIOD_SECONDS)
 
     def _draining(self) -> bool:
         return self._stopping
-
-    async def _return_kept(self) -> None:
-        while self._kept:
-            await recovery.release(self.host, self._kept[-1])
-            self._kept.pop()
 
     async def _claim(self, limit: int) -> list[Claimed]:
         host, programs = self.host, list(self.drivers)
@@ -147,7 +142,7 @@ class Worker:
                 tx.ledger.renew(host.owner, until)
             return tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
 
-        return await host.store.write(Boundary.CLAIM, unit)
+        return await host.claim(unit)
 
     async def _until_due(self) -> None:
         """Wait for a wake, or for the next instant at which something becomes due by itself."""
@@ -206,14 +201,14 @@ class Worker:
         submission = claimed.submission
         if submission is None:
             return Yielded()
-        if submission.attempts > ATTEMPTS_WITHOUT_PROGRESS_MAX:
-            log.error("submission %s made no progress in %d attempts", submission.id, submission.attempts - 1)
-            return Yielded(NEVER)
         settled = await recovery.settle_from_history(attempt)
         if settled is not None:
             return settled
         if submission.id in attempt.state.cancels:
             return await attempt.settle("cancelled")
+        if submission.attempts > ATTEMPTS_WITHOUT_PROGRESS_MAX:
+            log.error("submission %s made no progress in %d attempts", submission.id, submission.attempts - 1)
+            return Yielded(NEVER)
         attempt.task = asyncio.current_task()  # from here on it can be interrupted
         return await self.drivers[submission.program].advance(attempt)
 
@@ -235,23 +230,21 @@ class Worker:
 
     async def _failed(self, attempt: Attempt | None, claimed: Claimed, error: Exception) -> None:
         """Our own failure, or the store's. Never a failed run: the work stays owed."""
-        if recovery.is_fault(error) or attempt is None:
-            log.error("thread %s is blocked: %s", claimed.thread, error)
-            await recovery.block(self.host, claimed.number, claimed.thread, error)
-        else:
-            log.error("an attempt on %s failed; its work stays owed", claimed.thread, exc_info=error)
-        await self._give_back(attempt, claimed, self._backoff(claimed))
+        try:
+            if recovery.is_fault(error) or (attempt is None and not isinstance(error, Unavailable)):
+                log.error("thread %s is blocked: %s", claimed.thread, error)
+                await recovery.block(self.host, claimed.number, claimed.thread, error)
+            else:
+                log.error("an attempt on %s failed; its work stays owed", claimed.thread, exc_info=error)
+        finally:  # also if the fault cannot be written now: the next claim finds it again
+            await self._give_back(attempt, claimed, self._backoff(claimed))
 
     async def _give_back(self, attempt: Attempt | None, claimed: Claimed, delay: float) -> None:
         not_before = self.host.clock.now() + seconds(delay) if delay else 0
-        try:
-            if attempt is not None:
-                await attempt.release(not_before)
-            else:
-                await recovery.release(self.host, claimed, not_before)
-        except Unavailable as error:
-            log.warning("the claim on thread %s is given back later: %s", claimed.thread, error)
-            self._kept.append(claimed)
+        if attempt is not None:
+            await attempt.release(not_before)
+        else:
+            await self.host.give_back(claimed.number, claimed.epoch, claimed.token, not_before)
 
     # -- watching -------------------------------------------------------------------------------------------------------
     def notice(self) -> None:

@@ -115,10 +115,18 @@ class Reference:
         return a.submission, False
 
     def grant(
-        self, thread: str, owner: str, programs: Collection[str] | None, now: int, lease_until: int, token: int
+        self,
+        thread: str,
+        owner: str,
+        programs: Collection[str] | None,
+        now: int,
+        lease_until: int,
+        token: int,
+        *,
+        maintenance: bool = False,
     ) -> tuple[int, str | None, int]:
         """One granted thread: its epoch, the submission, how many commands are to be taken in."""
-        row, work = self.threads[thread], self.eligible(thread, programs, now)
+        row, work = self.threads[thread], None if maintenance else self.eligible(thread, programs, now)
         row.update(epoch=row["epoch"] + 1, token=token, owner=owner, lease_until=lease_until)
         if work is not None:
             tail = self.tail(thread)
@@ -213,6 +221,8 @@ class Reference:
             "applied_at": None,
         }  # fmt: skip
         work = self.work[intent.submission] if intent.submission is not None else None
+        if work is not None and intent.kind == "cancel" and work["state"] != State.SETTLED:
+            work["not_before"] = 0
         if work is None or work["state"] not in _WAITING:
             return True
         waits: dict[str, Callable[[], bool]] = {
