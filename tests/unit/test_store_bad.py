@@ -134,6 +134,13 @@ def test_the_file_system_of_a_place_is_known(tmp_path: Path) -> None:
         ("a\0b", None),
         ("sqlite://host/a.db", None),
         ("sqlite:///", None),
+        ("sqlite:shop.db", None),
+        ("sqlite:/shop.db", None),
+        ("sqlite:///%20", None),
+        ("sqlite:///a%00b", None),
+        ("sqlite:///a.db?mode=ro", None),
+        ("sqlite:///a.db#b", None),
+        ("sqlite:///a%3Fb%23.db", "a?b#.db"),
         ("postgresql://host/name", None),
     ],
 )

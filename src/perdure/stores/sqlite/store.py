@@ -43,9 +43,14 @@ def parse_url(url: str | Path) -> str:
         raise Invalid(f"The store {text!r} names no file.", help="Give a path, sqlite:///path or memory:.")
     if text.startswith("sqlite:"):
         parts = urlsplit(text)
-        if parts.netloc or not parts.path.lstrip("/"):
+        path = unquote(parts.path[1:])
+        if not text.startswith("sqlite:///") or not path.strip("/ ") or "\0" in path:
             raise Invalid(f"{text!r} is not a store address.", help="Write sqlite:///relative or sqlite:////absolute.")
-        return unquote(parts.path[1:])
+        if "?" in text or "#" in text:
+            raise Invalid(
+                f"{text!r} has options, and a store address takes none.", help="Write `?` as %3F and `#` as %23 in names."
+            )
+        return path
     if "://" in text:
         scheme = text.split("://", 1)[0]
         raise Invalid(f"No store is known for {scheme!r} addresses.", help="Give a path, sqlite:///path or memory:.")
