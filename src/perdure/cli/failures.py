@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from typing import Any
@@ -76,6 +77,10 @@ def report(error: BaseException, settings: Settings) -> int:
             write_json(envelope("Error", {}, error=body, diagnostics=notes))
     except BrokenPipeError:
         silence_stdout()
+    except OSError:  # what should hold the envelope takes nothing, such as a full disk
+        silence_stdout()
+        with contextlib.suppress(OSError):
+            _say(told, causes[0], settings)
     return exits
 
 

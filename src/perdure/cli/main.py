@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from perdure.cli.settings import Settings, calm, scan_output, silence_stdout
+from perdure.cli.settings import Settings, calm, fill_streams, scan_output, silence_stdout
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "approvals": ("approvals:approvals", "List, approve or reject requests for approval."),
@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     settings = Settings()
+    fill_streams()
     for stream in (sys.stdout, sys.stderr):
         calm(stream)
     try:

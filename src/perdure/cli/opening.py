@@ -128,6 +128,8 @@ def read_value(path: str, what: str) -> bytes:
     """
     try:
         if path == "-":
+            if sys.stdin is None:  # as the caller may close it
+                raise ValueError("standard input is closed")
             raw = sys.stdin.buffer.read(INLINE_BYTES_MAX + 1)
         else:
             with Path(path).open("rb") as file:

@@ -75,6 +75,13 @@ def calm(stream: object) -> None:
         stream.reconfigure(errors="backslashreplace")
 
 
+def fill_streams() -> None:
+    """Where the caller closed stdout or stderr, what is printed goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), "utf-8"))
+
+
 def silence_stdout() -> None:
     """The reader of stdout went away: let nothing fail on it any more, at exit neither."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
