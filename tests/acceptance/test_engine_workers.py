@@ -76,6 +76,31 @@ async def test_case_A07_a_stopped_worker_is_fenced(tmp_path: Path) -> None:  # n
             assert await app.verify()
 
 
+async def test_case_A07_calls_in_flight_end_without_a_word_when_one_finds_the_thread_lost(tmp_path: Path) -> None:  # noqa: N802
+    """Three bodies run when the first of them finds the fence gone: the others are stopped, and that is no error."""
+    place, names = Place(tmp_path), ["a", "b", "c"]
+    with place.worker() as slow:
+        async with place.client([puppet(place)]) as app:
+            receipt = await app.submit("puppet", play([["keyed", {"name": n, "gate": n}] for n in names], "done"))
+            await until(lambda: all(place.waiting(n) for n in names), "the bodies")
+            slow.stop()
+            with place.worker():
+                await until(lambda: place.world.count() == 6, "the second worker's tries")
+                slow.go_on()
+                place.open_gate("a")
+
+                async def back() -> bool:
+                    await app.settlement(await app.submit("puppet", play([once("own")], "done")), timeout=20)
+                    return any(e.name == "own" and e.process == slow.pid for e in place.world.entries())
+
+                await until(back, "work of the slow one's own")
+                place.open_gate("b")
+                place.open_gate("c")
+                assert await app.output(receipt, timeout=20) == "done"
+            assert slow.errors == ""
+            assert await app.verify()
+
+
 async def test_case_A07_a_late_append_is_refused(tmp_path: Path) -> None:  # noqa: N802
     """The same in one process, where what the late owner tries can be seen: its append is refused, its body stopped."""
     assert await late_append(Place(tmp_path)) == []

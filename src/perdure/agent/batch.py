@@ -8,6 +8,7 @@ judgement; this module obeys it, in a fresh batch and in one that an earlier own
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,10 +23,10 @@ from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall
 from perdure.engine import effects
 from perdure.engine.attempt import Attempt
-from perdure.engine.intents import Op
-from perdure.engine.reconciliation import Encode, Probe, ask, plain, submit_late
+from perdure.engine.intents import Op, lose
+from perdure.engine.reconciliation import Encode, Probe, ask, plain, postpone, submit_late
 from perdure.errors import Invalid
-from perdure.limits import SIBLING_GRACE_SECONDS_MAX
+from perdure.limits import PROBE_BACKOFF_SECONDS_MAX, SIBLING_GRACE_SECONDS_MAX
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow
 from perdure.ports.provider import ToolSpec
@@ -93,26 +94,22 @@ class Batch:
         self._emit = emit
         self._arguments = arguments or {}
         self._prepared = set(prepared)
+        self._asked: set[str] = set()  # effects whose probe was asked in this batch
 
     async def run(self) -> None:
         """Run everything that may run now. Afterwards the turn is closed, or the fold says what it waits for."""
         while self.failing is None and self.attempt.interrupted is None:
-            todo, doubts = await self._plan()
-            if not todo and not doubts:
-                return
+            todo, doubts, recorded = await self._plan()
+            if not todo and not recorded:
+                return  # planned without an await, so nothing was decided meanwhile
             if todo:
                 await self._lanes(todo)
             for doubt in doubts:
                 await self._ask(doubt.call, doubt.effect, doubt.step)
-            if not todo and all(self._unresolved(doubt) for doubt in doubts):
-                return
-
-    def _unresolved(self, doubt: recovery.Doubt) -> bool:
-        call = self.attempt.run.calls[doubt.call]
-        return any(unknown.effect == doubt.effect for unknown in call.unknowns())
 
     # -- planning -----------------------------------------------------------------------------------------------------
-    async def _plan(self) -> tuple[deque[fold.Call], list[recovery.Doubt]]:
+    async def _plan(self) -> tuple[deque[fold.Call], list[recovery.Doubt], bool]:
+        """What may run now, what is in doubt and was recorded so, and whether anything was recorded."""
         self._busy: set[tuple[str, str]] = set()
         todo: deque[fold.Call] = deque()
         doubts: list[recovery.Doubt] = []
@@ -141,7 +138,7 @@ class Batch:
         if records:
             await self.attempt.append(Boundary.CALL_UNKNOWN if doubts else Boundary.REPAIR, records, ops)
         # what has its started record runs first: nothing else may become unknown
-        return deque(sorted(todo, key=lambda call: call.id not in self._prepared)), doubts
+        return deque(sorted(todo, key=lambda call: call.id not in self._prepared)), doubts, bool(records)
 
     def _admit(
         self,
@@ -191,7 +188,7 @@ class Batch:
             records.append(
                 ToolCallUnknown(self.attempt.run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step)
             )
-            ops.append(_end_op(doubt.effect, "unknown", now))
+            ops.append(lose(doubt.effect, now))
 
     def _decoded(self, call: fold.Call) -> dict[str, Any]:
         found = self._arguments.get(call.id)
@@ -213,6 +210,8 @@ class Batch:
             await self._lane(first[0], todo)
             return
         tasks = [asyncio.ensure_future(self._lane(call, todo)) for call in first]
+        for task in tasks:
+            task.add_done_callback(_heard)
         try:
             await self._gather(tasks)
         finally:
@@ -249,9 +248,7 @@ class Batch:
             self._prepared.discard(call.id)
             stopping = self.failing is not None or self.attempt.interrupted is not None
             following = todo.popleft() if todo and not stopping else None
-            interrupted = isinstance(outcome, effects.UnknownOutcome) and isinstance(
-                outcome.cause, asyncio.CancelledError
-            )
+            interrupted = _interrupted(outcome)
             records, ops, boundary = self._outcome(call, outcome)
             if following is not None and not interrupted:
                 self._start(following, records, ops)
@@ -259,8 +256,8 @@ class Batch:
                 await self.attempt.append(boundary, records, ops)
             if interrupted:
                 raise asyncio.CancelledError from None
-            if call.unknown is not None:
-                await self._ask(call.id, call.unknown.effect, None)
+            for unknown in list(call.unknowns()):
+                await self._ask(call.id, unknown.effect, unknown.step)
             call = following
 
     async def _perform(self, call: fold.Call) -> effects.Outcome | None:
@@ -270,13 +267,10 @@ class Batch:
         if self._emit is not None:
             self._emit(ToolCallStarted(call.id, tool.name, redact(dict(arguments), tool.secrets)))
         for attempt in range(1, _LIVE_TRIES_MAX + 1):
-            try:
-                outcome = await self._dispatch(call, tool, arguments)
-            except StepUnknown:
-                outcome = None
+            outcome = await self._dispatch(call, tool, arguments)
             if outcome is None or not isinstance(outcome, effects.UnknownOutcome):
                 return outcome
-            if isinstance(outcome.cause, asyncio.CancelledError):
+            if _interrupted(outcome):
                 return outcome
             if not recovery.requires_preparation(call):
                 return effects.RefusedOutcome(Failure("tool", outcome.reason), outcome.cause)
@@ -294,20 +288,32 @@ class Batch:
         self._start(call, records, ops)
         await self.attempt.append(Boundary.CALL_STARTED, records, ops)
 
-    async def _dispatch(self, call: fold.Call, tool: Tool, arguments: dict[str, Any]) -> effects.Outcome:
+    async def _dispatch(self, call: fold.Call, tool: Tool, arguments: dict[str, Any]) -> effects.Outcome | None:
+        context = None
         if tool.context_parameter is not None:
             key = call.prepared.key if call.prepared is not None else call_key(self.attempt, call.id, tool, call.part)
             context = Context(self.attempt, call, tool, key, self._services, self._emit)
             arguments = {**arguments, tool.context_parameter: context}
         function = tool.fn
-        return await effects.dispatch(
-            self.attempt.host,
-            lambda: function(**arguments),
-            is_async=tool.is_async,
-            timeout=tool.timeout,
-            unknown_by_default=tool.on_exception == "unknown",
-            refusals=tool.refusals,
-        )
+        outcome: effects.Outcome | None = None
+        with contextlib.suppress(StepUnknown):
+            outcome = await effects.dispatch(
+                self.attempt.host,
+                lambda: function(**arguments),
+                is_async=tool.is_async,
+                timeout=tool.timeout,
+                unknown_by_default=tool.on_exception == "unknown",
+                refusals=tool.refusals,
+            )
+        if context is None or not tool.steps:
+            return outcome
+        interrupted = _interrupted(outcome)
+        try:
+            await context.quiet(cancel=interrupted)
+        except asyncio.CancelledError as error:
+            return effects.UnknownOutcome("interrupted after dispatch", error)
+        # a body may have caught what stopped it: a call is not over while a step of it is unknown
+        return outcome if interrupted or not any(call.unknowns()) else None
 
     # -- outcomes -------------------------------------------------------------------------------------------------------
     def _outcome(self, call: fold.Call, outcome: effects.Outcome | None) -> tuple[list[Record], list[Op], Boundary]:
@@ -340,7 +346,7 @@ class Batch:
                         ops.append(self._hold(tool, effect, cause.future))
                 self._say(call, "unknown", reason)
         if effect is not None and status:
-            ops.append(_end_op(effect, status, now))
+            ops.append(lose(effect, now) if status == "unknown" else _end_op(effect, status, now))
         return records, ops, boundary
 
     def _judge(self, tool: Tool, failure: Failure | None) -> None:
@@ -371,7 +377,11 @@ class Batch:
         return lambda tx: tx.ledger.hold_effect(effect, host.owner, until)
 
     async def _ask(self, call_id: str, effect: str, step: str | None) -> None:
-        """Ask the probe about a fresh unknown at once; later it is asked with backoff, without a claim."""
+        """Ask the probe about a fresh unknown at once; later it is asked with backoff, without a claim.
+
+        Also later when it was asked before and its answer led here again: another try had no outcome either, or the
+        code that it would let run has changed.
+        """
         call = self.attempt.run.calls[call_id]
         tool = call.operation.tool
         probe = self.toolbox.probe(tool)
@@ -380,6 +390,10 @@ class Batch:
         unknown = next((u for u in call.unknowns() if u.effect == effect), None)
         if unknown is None:
             return
+        if effect in self._asked or call.tries > _LIVE_TRIES_MAX:
+            await postpone(self.attempt.host, effect, min(PROBE_BACKOFF_SECONDS_MAX, 2.0**call.tries))
+            return
+        self._asked.add(effect)
         key = call.prepared.key if step is None else ids.step_key(call.prepared.key, step)
         row = self.attempt.host.store.read(lambda tx: tx.ledger.effect(effect))
         started_at = row.started_at if row is not None else self.attempt.host.clock.now()
@@ -408,6 +422,17 @@ def business_key(tool: Tool, arguments: dict[str, Any]) -> str:
     except Exception as error:
         raise Invalid(f"The key of tool {tool.name!r} cannot be told: {type(error).__name__}: {error}.") from error
     return ids.check_id(value, f"key of tool {tool.name!r}")
+
+
+def _heard(lane: asyncio.Future[None]) -> None:
+    """Whatever ended one lane stops the others; how those end then is nobody's news."""
+    if not lane.cancelled():
+        lane.exception()
+
+
+def _interrupted(outcome: effects.Outcome | None) -> bool:
+    """Whether a call ended because its task was cancelled."""
+    return isinstance(outcome, effects.UnknownOutcome) and isinstance(outcome.cause, asyncio.CancelledError)
 
 
 def _end_op(effect: str, status: str, now: int) -> Op:
