@@ -420,8 +420,10 @@ class App:
         await reconciliation.submit(self.host, body, by=_text(by, "by"), reason=_text(reason, "reason", blank=True))
 
     def _encoder(self, row: EffectRow) -> reconciliation.Encode:
-        submission = self._row(row.submission)
-        if submission.program in self._registry.names() and row.step is None:
+        submission = self.store.read(
+            lambda tx: tx.ledger.submission(row.submission)
+        )  # none of a run in persistent mode
+        if submission is not None and submission.program in self._registry.names() and row.step is None:
             tool = next(
                 (t for t in self._registry.get(submission.program).agent.tools if t.name == row.operation), None
             )

@@ -17,7 +17,7 @@ import perdure as p
 from perdure.engine import recovery
 from perdure.engine.worker import NEVER
 from perdure.ports.failpoints import Boundary
-from perdure.providers.scripted import Scripted, call, hang, say
+from perdure.providers.scripted import Scripted, call, calls, hang, say
 from perdure.stores.sqlite import writer
 from support.place import until
 
@@ -174,3 +174,192 @@ async def test_looking_at_work_is_no_attempt_at_it(tmp_path: Path) -> None:
             await app.recover()
     async with p.open(path, agents=[plain()]) as app:
         assert await settled(app, receipt) == "completed"
+
+
+# -- probes ----------------------------------------------------------------------------------------------------------------
+def paying(body: Callable[..., Any], verdict: object, *, version: str = "1") -> tuple[p.Agent, list[str]]:
+    """An agent with one ``once`` tool and its probe, and what happened to them in order."""
+    seen: list[str] = []
+
+    @p.tool(version=version)
+    async def pay() -> str:
+        seen.append("pay")
+        return str(await body())
+
+    @pay.probe
+    async def ask(call: p.UnknownCall) -> Any:
+        seen.append("probe")
+        return verdict
+
+    return p.Agent("a", tools=[pay], model=Scripted([call("pay"), say("done")])), seen
+
+
+async def down() -> str:
+    raise ConnectionError("down")
+
+
+async def for_ever() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_not_applied_again_and_again_is_no_hot_loop(tmp_path: Path) -> None:
+    """The remote is down and the probe is right: a hundred tries a second, each with records of its own."""
+    agent, seen = paying(down, p.NotApplied("not there"))
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        receipt = await app.submit("a", "x")
+        await until(lambda: app.effects(status="unknown"), "the unknown")
+        await asyncio.sleep(0.5)
+        assert seen.count("pay") == 4
+        assert [owed.blocked_on for owed in await app.obligations()] == ["unknown"]
+        await app.cancel(receipt)
+        assert await settled(app, receipt) == "cancelled"
+        assert await app.verify()
+
+
+async def test_a_probe_that_lets_changed_code_run_is_no_hot_loop(tmp_path: Path) -> None:
+    path = tmp_path / "w.db"
+    old, _ = paying(for_ever, p.StillUnknown())
+    async with p.open(path, agents=[old]) as app:
+        receipt = await app.submit("a", "x")
+        assert app.worker is not None
+        await until(lambda: app.effects(status="started"), "the call")
+    agent, seen = paying(for_ever, p.SafeToRetry("harmless"), version="2")
+    async with p.open(path, agents=[agent]) as app:
+        [effect] = await app.effects(status="unknown")
+        await until(lambda: "probe" in seen, "the probe")
+        await asyncio.sleep(0.3)
+        assert seen == ["probe"] * len(seen)
+        assert len(seen) <= 3
+        assert [e.id for e in await app.effects(status="unknown")] == [effect.id]
+        assert await app.verify()
+        await app.cancel(receipt)
+        assert await settled(app, receipt) == "cancelled"
+
+
+async def test_the_probe_of_a_call_that_a_stopped_worker_left_is_asked(tmp_path: Path) -> None:
+    """A kill led to the probe, an orderly stop did not: the run waited for a person."""
+    path = tmp_path / "w.db"
+    agent, seen = paying(for_ever, p.Applied("receipt"))
+    async with p.open(path, agents=[agent], lease="1s") as app:
+        receipt = await app.submit("a", "x")
+        await until(lambda: seen == ["pay"], "the call")
+    async with p.open(path, agents=[agent], lease="1s") as app:
+        assert await settled(app, receipt) == "completed"
+        assert seen == ["pay", "probe"]
+        assert await app.verify()
+
+
+async def test_the_probe_of_a_step_without_an_outcome_is_asked(tmp_path: Path) -> None:
+    @p.tool(steps=True)
+    async def pay(ctx: p.ToolContext) -> int:
+        return int(await ctx.step("send", down, effect="once"))
+
+    @pay.probe
+    async def ask(call: p.UnknownCall) -> p.Applied:
+        return p.Applied("7")
+
+    agent = p.Agent("a", tools=[pay], model=Scripted([call("pay"), say("done")]))
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        assert await settled(app, await app.submit("a", "x")) == "completed"
+        assert await app.verify()
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_call_is_not_over_while_a_step_of_it_runs(tmp_path: Path, known: bool) -> None:
+    """``gather`` leaves the others running when one raises: the call settled, and a started effect got no outcome."""
+    go = asyncio.Event()
+
+    async def refused() -> None:
+        raise p.Refused("no")
+
+    async def slow() -> int:
+        await go.wait()
+        if not known:
+            raise ConnectionError("lost")
+        return 1
+
+    @p.tool(steps=True)
+    async def work(ctx: p.ToolContext) -> str:
+        await asyncio.gather(ctx.step("slow", slow, effect="once"), ctx.step("no", refused, effect="once"))
+        return ""
+
+    agent = p.Agent("a", tools=[work], model=Scripted([call("work"), say("done")]))
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        receipt = await app.submit("a", "x")
+        await until(lambda: app.effects(status="refused"), "the refusal")
+        assert len(await app.effects(status="started")) == 2
+        go.set()
+        if known:
+            assert await settled(app, receipt) == "completed"
+        else:
+            await until(app.obligations, "the obligation")
+            await until(lambda: app.effects(status="unknown"), "the unknown")
+            await app.cancel(receipt)
+            assert await settled(app, receipt) == "cancelled"
+        by_step = {effect.step: effect.status for effect in await app.effects()}
+        assert by_step["slow"] == ("confirmed" if known else "unknown")
+        assert await app.verify()
+
+
+@pytest.mark.parametrize("effect", ["once", "observe"])
+async def test_a_cancellation_inside_a_body_is_not_the_runs(tmp_path: Path, effect: str) -> None:
+    """What a body waited for was cancelled; the run was not, and a reading tool poisoned it."""
+
+    @p.tool(effect=effect)
+    async def look() -> str:
+        waiting = asyncio.get_running_loop().create_future()
+        waiting.cancel()
+        return str(await waiting)
+
+    agent = p.Agent("a", tools=[look], model=Scripted([call("look"), say("done")]))
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        receipt = await app.submit("a", "x")
+        if effect == "observe":
+            assert await settled(app, receipt) == "completed"
+            assert (await agent.run("x")).output == "done"
+        else:
+            await until(lambda: app.effects(status="unknown"), "the unknown")
+            with pytest.raises(p.RunFailed):
+                await agent.run("x")
+
+
+# -- commits ---------------------------------------------------------------------------------------------------------------
+async def test_records_of_more_than_one_batch_are_one_commit(tmp_path: Path) -> None:
+    """A crash between two batches left requests for approval in the log that nobody could decide."""
+
+    @p.tool(approval=True)
+    async def pay(n: int) -> int:
+        return n
+
+    many = calls(*(call("pay", n=n) for n in range(300)))
+    agent = p.Agent("a", tools=[pay], model=Scripted([many, say("done")]), policy=p.Policy(max_tool_calls=300))
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        committed: list[int] = []
+        write = app.store.write
+
+        def count(boundary: Boundary, *args: Any, **options: Any) -> Any:
+            committed.extend([1] if boundary is Boundary.RESPONSE else [])
+            return write(boundary, *args, **options)
+
+        app.store.write = count  # type: ignore[method-assign]
+        receipt = await app.submit("a", "x")
+        await until(app.approvals, "the requests")
+        assert (len(await app.approvals()), len(committed)) == (300, 1)
+        assert await app.verify()
+        await app.cancel(receipt)
+        assert await settled(app, receipt) == "cancelled"
+
+
+async def test_an_unknown_of_a_run_in_persistent_mode_takes_a_verdict(tmp_path: Path) -> None:
+    agent, _ = paying(down, p.StillUnknown())
+    async with p.open(tmp_path / "w.db", agents=[agent]) as app:
+        with pytest.raises(p.RunFailed) as failed:
+            await app.run("a", "x", thread="t")
+        await app.reconcile(failed.value.unknown[0], p.Applied("receipt"))
+        await until(lambda: _none_unknown(app), "the verdict")
+
+
+async def _none_unknown(app: p.App) -> bool:
+    return not await app.effects(status="unknown")

@@ -16,7 +16,7 @@ from perdure.clock import to_datetime
 from perdure.definitions.context import ToolContext
 from perdure.definitions.schema import Codec, codec_of
 from perdure.definitions.tool import Tool
-from perdure.engine import effects
+from perdure.engine import effects, intents
 from perdure.engine.attempt import Attempt
 from perdure.errors import Invalid, Refused, Signal
 from perdure.limits import FAILURE_MESSAGE_CHARS_MAX
@@ -68,6 +68,28 @@ class Context(ToolContext):
         self._tool = tool
         self._emit = emit
         self._names: set[str] = set()
+        self._active: list[asyncio.Task[Any] | None] = []  # tasks in which a step runs now
+        self._idle: asyncio.Future[None] | None = None
+
+    async def quiet(self, *, cancel: bool) -> None:
+        """Wait for steps that the body left running (a ``gather`` that one of them failed).
+
+        The call's outcome must not be recorded before theirs. ``cancel``, or being cancelled here, cancels them.
+        """
+        try:
+            while self._active:
+                if cancel:
+                    self._cancel_active()
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
+        except asyncio.CancelledError:
+            self._cancel_active()
+            raise
+
+    def _cancel_active(self) -> None:
+        for task in self._active:
+            if task is not None:
+                task.cancel()
 
     def progress(self, message: str) -> None:
         """Tell whoever watches the run; recorded nowhere."""
@@ -113,8 +135,16 @@ class Context(ToolContext):
                 raise Refused(recorded.refusal.message)
             if recorded.unknown is not None:
                 raise StepUnknown(recorded.unknown.reason)
-        if effect == "once":
-            return await self._once(name, fn, args)
+        task = asyncio.current_task()
+        self._active.append(task)
+        try:
+            return await (self._once(name, fn, args) if effect == "once" else self._repeatable(name, fn, args))
+        finally:
+            self._active.remove(task)
+            if not self._active and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
+
+    async def _repeatable(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         value = await _call_step(self._attempt, fn, args)
         raw, decoded = result_codec(fn).round_trip(value, f"result of step {name!r}")
         await self._attempt.append(
@@ -173,7 +203,7 @@ class Context(ToolContext):
                 await attempt.append(
                     Boundary.CALL_UNKNOWN,
                     (ToolCallUnknown(run, call, effect, self._tool.name, reason, name),),
-                    (lambda tx: tx.ledger.end_effect(effect, "unknown", None, now),),
+                    (intents.lose(effect, now),),
                 )
                 if isinstance(cause, asyncio.CancelledError):
                     raise cause

@@ -106,11 +106,29 @@ class Attempt:
         """
         if self._broken is not None:
             raise Superseded(str(self._broken))
-        if len(records) > BATCH_RECORDS_MAX:
-            return self._append_in_parts(boundary, records, then)
-        state, expected = self.state, self._tail
-        if not state.tail and not isinstance(records[0], ThreadCreated):
+        if not self.state.tail and not isinstance(records[0], ThreadCreated):
             records = [ThreadCreated(self._program()), *records]
+        number, epoch, token = self.number, self.epoch, self.token
+        if len(records) <= BATCH_RECORDS_MAX:
+            batches = [self._batch(records)]
+        else:
+            parts = range(0, len(records), BATCH_RECORDS_MAX)
+            batches = [self._batch(records[start : start + BATCH_RECORDS_MAX]) for start in parts]
+
+        def unit(tx: Transaction) -> None:
+            for expected, count, body, digest in batches:
+                tx.log.append(number, epoch, token, expected, count, body, digest)
+            for op in then:
+                op(tx)
+
+        future = self.host.store.write(boundary, unit, self._failed, single=not then and len(batches) == 1)
+        if self.host.watched(self.thread):
+            future.add_done_callback(self._appended)
+        return future
+
+    def _batch(self, records: Sequence[Record]) -> tuple[Tail, int, bytes, bytes]:
+        """Encode and fold one batch: the tail it follows, its number of records, its bytes, the digest after it."""
+        state, expected = self.state, self._tail
         first = expected.sequence + 1
         batch = Batch(1, self.thread, first, self.epoch, self.host.owner, self.host.clock.now(), tuple(records))
         body = codec.encode(batch)
@@ -120,17 +138,7 @@ class Attempt:
         state.digest = digest
         state.epoch = self.epoch
         self._tail = Tail(state.tail, digest, first)
-        number, epoch, token, count = self.number, self.epoch, self.token, len(records)
-
-        def unit(tx: Transaction) -> None:
-            tx.log.append(number, epoch, token, expected, count, body, digest)
-            for op in then:
-                op(tx)
-
-        future = self.host.store.write(boundary, unit, self._failed, single=not then)
-        if self.host.watched(self.thread):
-            future.add_done_callback(self._appended)
-        return future
+        return expected, len(records), body, digest
 
     def _program(self) -> str:
         """The program of the thread's first submission."""
@@ -138,14 +146,6 @@ class Attempt:
             return self.submission.program
         number = self.number
         return self.host.store.read(lambda tx: tx.ledger.submissions(thread=number, limit=1))[0].program
-
-    def _append_in_parts(
-        self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op]
-    ) -> asyncio.Future[None]:
-        for start in range(0, len(records) - BATCH_RECORDS_MAX, BATCH_RECORDS_MAX):
-            _ = self.append(boundary, records[start : start + BATCH_RECORDS_MAX])
-        rest = len(records) % BATCH_RECORDS_MAX or BATCH_RECORDS_MAX
-        return self.append(boundary, records[-rest:], then)
 
     def _appended(self, future: asyncio.Future[None]) -> None:
         self.host.progressed(self.thread)
@@ -350,16 +350,12 @@ def _close_calls(run: fold.Run, failure: Failure, now: int) -> tuple[list[Record
             continue
         for doubt in rules.doubts(call):
             records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
-            ops.append(_unknown_op(doubt.effect, now))
+            ops.append(intents.lose(doubt.effect, now))
         if call.prepared is None:
             records.append(ToolCallWithdrawn(run.id, call.id, Failure("cancelled", failure.message)))
         if call.approval is not None and call.decision is None:
             ops.append(_reject_op(call.approval.approval, failure.message, now))
     return records, ops
-
-
-def _unknown_op(effect: str, now: int) -> Op:
-    return lambda tx: tx.ledger.end_effect(effect, "unknown", None, now)
 
 
 def _reject_op(approval: str, reason: str, now: int) -> Op:

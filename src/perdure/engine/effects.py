@@ -159,6 +159,9 @@ async def dispatch(
     except Exception as error:
         return judge(error, unknown_by_default=unknown_by_default, refusals=refusals)
     except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():  # nobody cancelled this call: something inside it was
+            return UnknownOutcome("something the body waited for was cancelled")
         return UnknownOutcome(_reason(error), error)
     finally:
         if host.store.failpoint is not None:

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from perdure import canonical
+from perdure.clock import seconds
+from perdure.limits import PROBE_BACKOFF_SECONDS_MIN
 from perdure.ports.ledger import EffectRow, Intent
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
@@ -68,6 +70,17 @@ STATUS: dict[Verdict, EffectStatus] = {
     "cancel_run": EffectStatus.UNKNOWN,
     "compensated": EffectStatus.CONFIRMED,
 }
+
+
+def lose(effect: str, now: int) -> Op:
+    """Make an effect's row an open unknown. Its probe, if its tool has one, is asked soon by whoever sweeps."""
+    at = now + seconds(PROBE_BACKOFF_SECONDS_MIN)
+
+    def op(tx: Transaction) -> None:
+        tx.ledger.end_effect(effect, "unknown", None, now)
+        tx.ledger.schedule_probe(effect, at)
+
+    return op
 
 
 def take_in(state: fold.Thread, intent: Intent, now: int) -> tuple[list[Record], list[Op]]:

@@ -114,8 +114,7 @@ async def ask(attempt: Attempt, probe: Probe, evidence: UnknownCall, step: str |
         except Invalid as error:
             answer = StillUnknown(f"the probe's result cannot be stored: {error}")
     if body is None:
-        effect, at = evidence.effect, now + seconds(PROBE_BACKOFF_SECONDS_MIN)
-        await attempt.host.store.write(Boundary.REPAIR, lambda tx: tx.ledger.schedule_probe(effect, at))
+        await postpone(attempt.host, evidence.effect, PROBE_BACKOFF_SECONDS_MIN)
         return
     if body.verdict == "cancel_run":
         await submit(attempt.host, body, by="probe", reason=why_of(answer))
@@ -125,14 +124,21 @@ async def ask(attempt: Attempt, probe: Probe, evidence: UnknownCall, step: str |
         await attempt.append(Boundary.CALL_OUTCOME, records, ops)
 
 
-async def submit(host: Host, body: VerdictBody, *, by: str, reason: str) -> Intent:
-    """Record a verdict as an intent. The same verdict again is the same intent.
+async def postpone(host: Host, effect: str, delay: float) -> None:
+    """Have the probe of an unknown asked ``delay`` seconds from now, without a claim."""
+    at = host.clock.now() + seconds(delay)
+    await host.store.write(Boundary.REPAIR, lambda tx: tx.ledger.schedule_probe(effect, at))
+
+
+async def submit(host: Host, body: VerdictBody, *, by: str, reason: str, persist: bool = False) -> Intent:
+    """Record a verdict as an intent. The same verdict again is the same intent. ``persist``: as soon as the store can.
 
     Raises:
         Invalid: no such effect. Conflict: it is held, it has an outcome, or another verdict stands.
     """
     now = host.clock.now()
-    intent = await host.store.write(Boundary.INTENT, lambda tx: _submit(tx, body, by, reason, now))
+    write = host.persist if persist else host.store.write
+    intent = await write(Boundary.INTENT, lambda tx: _submit(tx, body, by, reason, now))
     host.wake()
     for call in host.local_intents:
         call()
@@ -193,7 +199,7 @@ async def submit_late(host: Host, effect: str, done: asyncio.Future[Any], *, enc
         outcome = effects.judge(error, unknown_by_default=strict)
     elif not done.cancelled():
         outcome = effects.Confirmed(done.result())
-    await host.store.write(Boundary.REPAIR, lambda tx: tx.ledger.hold_effect(effect, None, None))
+    await host.persist(Boundary.REPAIR, lambda tx: tx.ledger.hold_effect(effect, None, None))
     row = host.store.read(lambda tx: tx.ledger.effect(effect))
     if row is None or isinstance(outcome, effects.UnknownOutcome):
         return
@@ -201,7 +207,7 @@ async def submit_late(host: Host, effect: str, done: asyncio.Future[Any], *, enc
     verdict = Applied(outcome.value) if isinstance(outcome, effects.Confirmed) else Refused(outcome.failure.message)
     try:
         body = verdict_body(verdict, effect=effect, run=row.run, call=row.call, step=row.step, encode=encode)
-        await submit(host, body, by="worker", reason="the body ended after its run was interrupted")
+        await submit(host, body, by="worker", reason="the body ended after its run was interrupted", persist=True)
     except (Invalid, Conflict) as refused:
         log.warning("the late result of effect %s was not recorded: %s", effect, refused)
 
@@ -211,9 +217,9 @@ async def ask_due(host: Host, probe_of: Callable[[EffectRow], tuple[Probe, Encod
     now = host.clock.now()
     for row in host.store.read(lambda tx: tx.ledger.due_probes(now)):
         found = probe_of(row)
-        if found is None:
-            continue
-        probe, encode = found
+        if found is None or (row.held_until is not None and row.held_until > now):
+            continue  # a body that still runs will tell itself
+        probe, encode = found[0], found[1] if row.step is None else plain
         waited = (now - (row.ended_at or row.started_at)) / 1_000_000
         delay = min(PROBE_BACKOFF_SECONDS_MAX, max(PROBE_BACKOFF_SECONDS_MIN, waited))
         at = host.clock.now() + seconds(delay)

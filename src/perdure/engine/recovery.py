@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from perdure.clock import seconds
+from perdure.engine import intents
 from perdure.engine.attempt import Attempt, Settled
 from perdure.engine.driver import Driver
 from perdure.engine.host import Host, log
 from perdure.engine.intents import Op
-from perdure.errors import Corrupt, Incompatible, Invalid, OwnershipLost, Superseded, Unavailable
+from perdure.errors import Corrupt, Error, Incompatible, Invalid, OwnershipLost, Superseded, Unavailable
 from perdure.limits import (
     FAILURE_MESSAGE_CHARS_MAX,
     FAULT_BACKOFF_SECONDS_MAX,
@@ -100,7 +101,9 @@ async def take_in(attempt: Attempt, pending: Iterable[Intent]) -> None:
     """
     try:
         taken = attempt.take_in(pending)
-    except (LookupError, ValueError) as error:
+    except Error:
+        raise
+    except Exception as error:  # given back, the command would make the thread due again at once, for ever
         raise Corrupt(
             f"A command recorded for thread {attempt.thread!r} does not fit its log: {type(error).__name__}: {error}.",
             help="Run `perdure verify`.",
@@ -289,9 +292,7 @@ async def _mark_unknown(attempt: Attempt, submission: str, run: fold.Run, doubts
     ops: list[Op] = []
     for doubt in doubts:
         records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
-        effect = doubt.effect
-        ops.append(lambda tx, effect=effect: tx.ledger.end_effect(effect, "unknown", None, now))  # type: ignore[misc]
-        ops.append(lambda tx, effect=effect: tx.ledger.schedule_probe(effect, now))  # type: ignore[misc]
+        ops.append(intents.lose(doubt.effect, now))
     records.append(RepairAnnotated(submission, "MarkUnknown", rules.MarkUnknown.meaning))
     await attempt.append(Boundary.CALL_UNKNOWN, records, ops)
 

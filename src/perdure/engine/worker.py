@@ -240,6 +240,8 @@ class Worker:
             await self._give_back(attempt, claimed, self._backoff(claimed))
 
     async def _give_back(self, attempt: Attempt | None, claimed: Claimed, delay: float) -> None:
+        if delay and claimed.intents:  # commands make a thread due at once, whatever its backoff
+            await asyncio.sleep(STORE_RETRY_SECONDS)
         not_before = self.host.clock.now() + seconds(delay) if delay else 0
         if attempt is not None:
             await attempt.release(not_before)

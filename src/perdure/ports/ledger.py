@@ -291,8 +291,8 @@ class Ledger(Protocol):
     def add_intent(self, intent: Intent) -> tuple[Intent, bool]:
         """Record a command; needs no fence. First wins per (kind, subject): the stored one and whether it is new.
 
-        Wakes what it decides: a cancel makes its submission claimable at once, whatever it waits for; an approval when no other of the submission is
-        pending; a verdict when no other unknown of the submission is open without one.
+        Wakes what it decides: a cancel makes its submission claimable at once, whatever it waits for; an approval when no
+        other of the submission is pending; a verdict when no other unknown of the submission is open without one.
         """
         ...
 
