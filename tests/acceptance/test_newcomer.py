@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import APP, PROGRAM, environment, perdure
+from support.cli import APP, PROGRAM, environment, perdure, told
 
 
 @pytest.fixture
@@ -55,3 +55,65 @@ def test_a_full_disk_behind_stdout_is_one_sentence(folder: Path) -> None:
 def test_help_goes_to_a_closed_stdout(folder: Path) -> None:
     assert in_shell("perdure --help >&-", folder).returncode == 0
     assert perdure("version", cwd=folder).stdout.startswith("perdure ")
+
+
+# -- submit ------------------------------------------------------------------------------------------------------------
+
+
+def test_input_that_is_not_utf_8_is_refused_not_altered(folder: Path) -> None:
+    for line in (
+        r"perdure submit payer $'say \xff' --app module:app",
+        r"printf '\xff' | perdure submit payer - --app module:app",
+    ):
+        done = in_shell(line, folder)
+        assert done.returncode == 2, done.stdout
+        assert "The input is not UTF-8: byte" in done.stderr
+    assert told("--db", "work.db", "runs", cwd=folder)["data"]["items"] == []
+
+
+def test_nothing_is_admitted_to_a_store_that_ends_with_the_command(folder: Path) -> None:
+    for address in ("memory:", ":memory:"):
+        done = perdure("submit", "payer", "say hi", "--app", "module:app", "--db", address, cwd=folder, code=2)
+        assert "nothing would be owed" in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_file_where_a_module_is_asked_for(folder: Path) -> None:
+    (folder / "inner").mkdir()
+    (folder / "inner" / "deep.py").write_text(APP)
+    for target, advice in (
+        ("module.py:app", "Write the module's name: --app module:app"),
+        ("./module.py:app", "Write the module's name: --app module:app"),
+        ("module.py", "Write the module's name: --app module:NAME"),
+        ("inner/deep.py:app", "In the folder inner, write the module's name: --app deep:app"),
+        ("none.py:app", "Looked in"),
+        ("./none.py:app", "Write --app MODULE:NAME"),
+    ):
+        assert advice in perdure("submit", "payer", "say hi", "--app", target, cwd=folder, code=2).stderr, target
+
+
+# -- what to do next ---------------------------------------------------------------------------------------------------
+
+
+def test_advice_is_about_the_store_that_was_named(folder: Path) -> None:
+    perdure("submit", "payer", "say hi", "--app", "module:app", "--db", "my work.db", cwd=folder)
+    for words, advice in (
+        (("inspect", "run_none"), "List them: perdure --db 'my work.db' runs"),
+        (("threads", "show", "none"), "List them: perdure --db 'my work.db' threads"),
+        (("effects", "show", "eff_none"), "List them: perdure --db 'my work.db' effects list"),
+        (("approvals", "approve", "apr_none", "--reason", "r"), "List them: perdure --db 'my work.db' approvals list"),
+    ):
+        assert told("--db", "my work.db", *words, cwd=folder, code=2)["error"]["help"] == advice
+    (folder / "my work.db").rename(folder / "named.db")
+    done = perdure("inspect", "run_none", cwd=folder, env={"PERDURE_DB": "named.db"}, code=2)
+    assert "List them: perdure runs" in done.stderr
+
+
+def test_the_version_is_found(tmp_path: Path) -> None:
+    assert "Run `perdure version`." in perdure("--version", cwd=tmp_path, code=2).stderr
+
+
+def test_a_timeout_is_judged_before_anything_else(folder: Path) -> None:
+    for wrong in ("soon", "-5s"):
+        words = ("--db", "work.db", "settlement", "sub_none", "--wait", "--timeout", wrong)
+        assert "--timeout" in told(*words, cwd=folder, code=2)["error"]["message"]

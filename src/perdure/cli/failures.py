@@ -67,7 +67,7 @@ def report(error: BaseException, settings: Settings) -> int:
     exits, code = exit_code(causes[0])
     if settings.verbose:
         traceback.print_exception(error, file=sys.stderr)
-    told = [_told(cause) for cause in causes]
+    told = [_told(cause, settings) for cause in causes]
     try:
         if settings.human:
             _say(told, causes[0], settings)
@@ -90,11 +90,13 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _told(error: BaseException) -> tuple[str, str]:
+def _told(error: BaseException, settings: Settings) -> tuple[str, str]:
     """What was wrong, and what to do next."""
     match error:
         case errors.Error():
-            return error.message or type(error).__name__, error.help
+            return error.message or type(error).__name__, settings.pointed(error.help)
+        case click.exceptions.NoSuchOption(option_name="--version"):
+            return error.message, "Run `perdure version`."
         case click.exceptions.NoSuchOption() | click.exceptions.NoSuchCommand():
             near = f" Did you mean '{error.possibilities[0]}'?" if error.possibilities else ""
             return f"{error.message}{near}", f"See `{error.ctx.command_path if error.ctx else 'perdure'} --help`."

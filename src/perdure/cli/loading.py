@@ -88,8 +88,8 @@ async def _made(target: str) -> AbstractAsyncContextManager[Any]:
 def _found(target: str) -> Any:
     module_name, colon, name = target.partition(":")
     if not (colon and name and all(part.isidentifier() for part in [*module_name.split("."), *name.split(".")])):
-        raise Invalid(f"{target!r} does not name an app.", help=FORM)
-    found: Any = _imported(module_name)
+        raise Invalid(f"{target!r} does not name an app.", help=_of_file(module_name, name) or FORM)
+    found: Any = _imported(module_name, name)
     for part in name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, [one for one in vars(found) if not one.startswith("_")], n=1)
@@ -99,7 +99,7 @@ def _found(target: str) -> Any:
     return found
 
 
-def _imported(name: str) -> ModuleType:
+def _imported(name: str, wanted: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -110,10 +110,19 @@ def _imported(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise Invalid(
                 f"There is no module {name!r}.",
-                help=f"Looked in {here} and among what is installed for {sys.executable}.",
+                help=_of_file(name, wanted) or f"Looked in {here} and among what is installed for {sys.executable}.",
             ) from error
         raise Invalid(f"Module {name!r} cannot be imported: {error}.") from error
     except (Exception, SystemExit) as error:
         raise Invalid(
             f"Module {name!r} cannot be imported: {type(error).__name__}: {error}", help="Run it with --verbose."
         ) from error
+
+
+def _of_file(module: str, name: str) -> str:
+    """What to write instead, where somebody wrote the path of a file in the place of a module's name."""
+    path = Path(module)
+    if path.suffix != ".py" or not path.is_file():
+        return ""
+    where = "Write" if path.parent.resolve() == Path.cwd() else f"In the folder {path.parent}, write"
+    return f"{where} the module's name: --app {path.stem}:{name or 'NAME'}"

@@ -8,6 +8,7 @@ import sys
 from typing import TextIO
 
 DEFAULT_DB = ".perdure/perdure.db"
+_COMMANDS = r"\bperdure (?=(?:approvals|effects|obligations|recover|redrive|runs|threads|verify)\b)"
 
 
 class Settings:
@@ -56,6 +57,14 @@ class Settings:
     def located(self, command: str) -> str:
         """A command line that names no store, for the same store as this one."""
         return command if self.db is None else f"{self.command()} {command.removeprefix('perdure ')}"
+
+    def pointed(self, text: str) -> str:
+        """Advice whose commands are about the same store as this one, where ``--db`` named it."""
+        import re
+
+        if self.db is None:
+            return text
+        return re.sub(_COMMANDS, lambda found: f"{self.command()} ", text)
 
 
 def scan_output(arguments: list[str]) -> str:

@@ -12,6 +12,8 @@ from perdure.cli import failures
 from perdure.cli.loading import app_of, app_option
 from perdure.cli.opening import Id, opened, read_value, run
 from perdure.cli.output import Output, plain
+from perdure.clock import parse_duration
+from perdure.errors import Invalid
 from perdure.projections.run import RunView
 
 
@@ -30,6 +32,10 @@ def submit(agent: str, target: str, thread: str | None, key: str | None, input: 
     async def work(out: Output) -> None:
         given = out.settings.db
         async with app_of(target, store=given, workers=0) as app:
+            if app.address in ("memory:", ":memory:"):
+                raise Invalid(
+                    "A store in memory ends with this command, so nothing would be owed.", help="Name a file."
+                )
             raw = _input(app, agent, input)
             receipt = await app.submit_json(agent, raw, thread=thread, key=key)
             then = out.settings.command("settlement", receipt.submission, "--wait", db=given or app.address)
@@ -46,7 +52,10 @@ def _input(app: App, agent: str, text: str) -> bytes:
     definition = app.agents.get(agent)
     raw = read_value("-", "input") if text == "-" else text.encode("utf-8", "surrogateescape")
     if definition is not None and definition.input_codec.is_text:
-        return msgspec.json.encode(raw.decode("utf-8", "replace"))
+        try:
+            return msgspec.json.encode(raw.decode())
+        except UnicodeDecodeError as error:
+            raise Invalid(f"The input is not UTF-8: byte {error.start + 1}.", help="Give text in UTF-8.") from None
     return raw
 
 
@@ -63,6 +72,8 @@ def settlement(submission: str, wait: bool, timeout: str | None) -> int:
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout stands beside --wait.")
+    if timeout is not None:
+        parse_duration(timeout, "--timeout")
 
     async def work(out: Output) -> int:
         async with opened(out.settings) as app:
