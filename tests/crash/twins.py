@@ -75,7 +75,7 @@ def patch(owner: Any, name: str, value: Any) -> Any:
 
 @twin("slow owner comes back", "has 2 settlements")
 def fence_off() -> None:
-    """The append looks neither at epoch and token nor at where the log ends; the ledger's verbs look at neither."""
+    """The append looks neither at epoch and token nor at where the log ends; the ledger's verbs look at nothing."""
 
     def append(
         self: SqliteLog, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes
@@ -87,8 +87,12 @@ def fence_off() -> None:
             (thread, first, first + count - 1, epoch, codec.chain(end.digest, body), body),
         )
 
+    def end_effect(self: SqliteLedger, id: str, status: str, verdict: str | None, now: int | None) -> None:
+        self._execute("UPDATE effect SET status = ?, verdict = ?, ended_at = ? WHERE id = ?", (status, verdict, now, id))
+
     patch(SqliteLog, "append", append)
     patch(SqliteLedger, "_fence", lambda *_: None)
+    patch(SqliteLedger, "end_effect", end_effect)
 
 
 @twin("slow owner comes back to a cancelled run", "People were told")
