@@ -374,8 +374,10 @@ class App:
         return self._approval(await approvals.decide(self.host, id, "rejected", by=by, reason=reason))
 
     def _approval(self, row: ApprovalRow) -> Approval:
-        found = self.store.read(lambda tx: tx.ledger.thread(row.thread))
-        return run.approval(row, found.id if found is not None else "")
+        found, decided = self.store.read(
+            lambda tx: (tx.ledger.thread(row.thread), row.id in run.decisions(tx, row.thread))
+        )
+        return run.approval(row, found.id if found is not None else "", decided=decided)
 
     async def effects(self, *, status: str | None = None, run: str | None = None) -> list[Effect]:
         """Effects by start; ``status="unknown"`` lists those that wait for a verdict."""

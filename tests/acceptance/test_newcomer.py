@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import APP, PROGRAM, environment, perdure, told
+from support.cli import APP, PROGRAM, environment, perdure, told, until, worker
+
+DB = ("--db", "work.db")
 
 
 @pytest.fixture
@@ -117,3 +119,34 @@ def test_a_timeout_is_judged_before_anything_else(folder: Path) -> None:
     for wrong in ("soon", "-5s"):
         words = ("--db", "work.db", "settlement", "sub_none", "--wait", "--timeout", wrong)
         assert "--timeout" in told(*words, cwd=folder, code=2)["error"]["message"]
+
+
+def test_what_is_decided_is_asked_no_more(folder: Path) -> None:
+    """A verdict and an approval wait for a worker to take them; whoever looks meanwhile is not told to decide again."""
+    for text in ("pay 13", "ask 7"):
+        perdure("submit", "payer", text, "--app", "module:app", "--thread", text[:3], "--key", "k", cwd=folder)
+    with worker(folder):
+        until(
+            lambda: {i["state"] for i in told(*DB, "runs", cwd=folder)["data"]["items"]} == {"unknown", "suspended"},
+            "both to wait",
+        )
+    runs = {item["state"]: item["id"] for item in told(*DB, "runs", cwd=folder)["data"]["items"]}
+    (effect,) = told(*DB, "effects", "list", "--status", "unknown", cwd=folder)["data"]["items"]
+    (request,) = told(*DB, "approvals", "list", cwd=folder)["data"]["items"]
+    assert (effect["open"], effect["decided"], request["decided"]) == (True, False, False)
+    for run in runs.values():
+        told(*DB, "settlement", run, cwd=folder, code=3)
+    perdure(*DB, "effects", "reconcile", effect["id"], "--verdict", "not-applied", "--reason", "r", cwd=folder)
+    perdure(*DB, "approvals", "approve", request["id"], "--reason", "r", cwd=folder)
+    (effect,) = told(*DB, "effects", "list", "--status", "unknown", cwd=folder)["data"]["items"]
+    (request,) = told(*DB, "approvals", "list", cwd=folder)["data"]["items"]
+    assert (effect["open"], effect["decided"]) == (False, True)
+    assert (request["status"], request["decided"]) == ("pending", True)
+    for words in (("effects", "list", "--status", "unknown"), ("effects", "show", effect["id"]), ("approvals", "list")):
+        shown = perdure(*DB, *words, cwd=folder).stdout
+        assert "is recorded; the next worker on its thread takes it from there" in shown
+        assert "--reason why" not in shown
+    for state, run in runs.items():
+        assert told(*DB, "settlement", run, cwd=folder)["data"]["state"] == state
+        assert "is recorded; the next worker" in perdure(*DB, "settlement", run, cwd=folder).stderr
+    assert {item["waits"] for item in told(*DB, "obligations", cwd=folder)["data"]["items"]} == {"ready"}

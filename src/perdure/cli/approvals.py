@@ -37,7 +37,9 @@ def list_(of_run: str | None, everything: bool) -> int:
         }
         out.listing("Approval", [plain(one) for one in found], columns, empty="Nothing waits for a decision.")
         for one in found:
-            if one.status == "pending":
+            if one.status == "pending" and one.decided:
+                out.line(f"  {one.id}: a decision is recorded; the next worker on its thread takes it from there.")
+            elif one.status == "pending":
                 out.line(f"  {out.settings.command('approvals', 'approve', one.id, '--reason', 'why')}")
 
     return run(work)

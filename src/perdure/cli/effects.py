@@ -52,7 +52,7 @@ def list_(of_run: str | None, status: str | None) -> int:
         shown = "No effect waits for a verdict." if status == "unknown" else "No effects."
         out.listing("Effect", items, columns, empty=shown)
         for effect in found:
-            if effect.open:
+            if effect.open or effect.decided:
                 out.line()
                 _say_commands(effect, out)
 
@@ -71,7 +71,7 @@ def show(effect: str) -> int:
         out.final("Effect", item)
         if out.human:
             out.fields({name: value for name, value in item.items() if name not in ("commands", "resolve", "open")})
-            if found.open:
+            if found.open or found.decided:
                 _say_commands(found, out)
 
     return run(work)
@@ -149,6 +149,9 @@ def _item(effect: Effect, settings: Settings) -> dict[str, Any]:
 
 
 def _say_commands(effect: Effect, out: Output) -> None:
+    if effect.decided:
+        out.line(f"{effect.id}: a verdict is recorded; the next worker on its thread takes it from there.")
+        return
     out.line(
         f"{effect.id}: nobody knows whether {effect.operation} {cell(effect.arguments)} took place ({effect.reason})."
     )

@@ -101,7 +101,7 @@ async def _waited(app: App, submission: str, timeout: str | None, out: Output) -
 
 async def _blocker(app: App, view: RunView, out: Output) -> dict[str, Any] | None:
     """What only a person can move, if a run waits for that."""
-    unknown = await app.effects(status="unknown", run=view.run)
+    unknown = [effect for effect in await app.effects(status="unknown", run=view.run) if effect.open]
     if unknown:
         return failures.error_body(
             "unknown_outcome",
@@ -110,7 +110,7 @@ async def _blocker(app: App, view: RunView, out: Output) -> dict[str, Any] | Non
             help=f"See {out.settings.command('effects', 'list', view.run, '--status', 'unknown')}",
             run=view.run,
         )
-    asked = await app.approvals(run=view.run)
+    asked = [request for request in await app.approvals(run=view.run) if not request.decided]
     if asked:
         return failures.error_body(
             "approval_pending",
@@ -144,4 +144,6 @@ def _told(view: RunView, blocker: dict[str, Any] | None, out: Output) -> int:
             out.line(f"output  {msgspec.json.encode(view.output).decode()}")
         if blocker is not None:
             out.note(f"{blocker['message']} {blocker['help']}")
+        elif view.state in ("unknown", "suspended"):
+            out.note("What was decided is recorded; the next worker on its thread takes it from there.")
     return int(error["exitCode"]) if error is not None else 0

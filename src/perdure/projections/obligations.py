@@ -13,7 +13,7 @@ from perdure.clock import MICROSECONDS, Instant
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX, PAGE_ROWS_MAX
 from perdure.ports.ledger import Fault, Submission, ThreadRow, WorkItem
 from perdure.ports.store import Store, Transaction
-from perdure.projections.run import approve_command, reconcile_command
+from perdure.projections.run import approve_command, decisions, reconcile_command
 from perdure.rules.lifecycle import SubmissionState as State
 
 BlockedOn = Literal["unknown", "approval", "blocked", "stuck", "running", "ready"]
@@ -148,7 +148,7 @@ def _decision(tx: Transaction, row: Submission) -> Waiting | None:
     intents = tx.ledger.intents(row.thread_number)
     if any(intent.kind == "cancel" and intent.subject == row.id for intent in intents):
         return None
-    given = {intent.subject for intent in intents}
+    given = decisions(tx, row.thread_number)
     unknown = [e for e in tx.ledger.effects(status="unknown", run=row.run) if e.id not in given]
     if unknown:
         first = unknown[0]

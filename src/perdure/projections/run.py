@@ -127,6 +127,7 @@ class Effect(msgspec.Struct, frozen=True):
         by: who gave the verdict. evidence: what convinced them, a JSON value.
         thread, submission: whose work it is.
         held: a body of unknown outcome still runs in a worker's thread, so no verdict is accepted.
+        decided: a verdict was given; the next owner of its thread takes it into the log.
     """
 
     id: str
@@ -152,16 +153,23 @@ class Effect(msgspec.Struct, frozen=True):
     held: bool
     by: str | None = None
     evidence: Any = None
+    decided: bool = False
 
     @property
     def open(self) -> bool:
         """Whether it waits for a verdict."""
-        return self.status == EffectStatus.UNKNOWN and self.verdict is None
+        return self.status == EffectStatus.UNKNOWN and self.verdict is None and not self.decided
 
     @property
     def resolve(self) -> str | None:
         """The command that gives the verdict it waits for; None when it waits for none."""
         return reconcile_command(self.id) if self.open else None
+
+
+def decisions(tx: Transaction, thread: int) -> set[str]:
+    """The effects and requests of a thread that a verdict or a decision was given for, which no owner has taken yet."""
+    found = (intent for intent in tx.ledger.intents(thread) if intent.kind != "cancel")
+    return {intent.subject.partition("#")[0] for intent in found}
 
 
 def reconcile_command(effect: str) -> str:
@@ -204,7 +212,10 @@ async def read_effect(store: Store, row: EffectRow) -> Effect:
             break
     if not found.started:
         raise Corrupt(f"The log does not hold the start of effect {row.id!r} at record {row.sequence}.", help=_RESTORE)
-    thread = store.read(lambda tx: tx.ledger.thread(row.thread))
+    waits = row.status == EffectStatus.UNKNOWN and row.verdict is None
+    thread, decided = store.read(
+        lambda tx: (tx.ledger.thread(row.thread), waits and row.id in decisions(tx, row.thread))
+    )
     return Effect(
         id=row.id, run=row.run, call=row.call, step=row.step, operation=row.operation, kind=row.kind,
         effect_class=row.effect_class, risk=row.risk, key=row.key, status=row.status, verdict=row.verdict,
@@ -212,6 +223,7 @@ async def read_effect(store: Store, row: EffectRow) -> Effect:
         ended_at=None if row.ended_at is None else to_datetime(row.ended_at), arguments=found.arguments,
         result=found.result, error=found.error, reason=found.reason, thread="" if thread is None else thread.id,
         submission=row.submission, held=row.held_by is not None, by=found.by, evidence=found.evidence,
+        decided=decided,
     )  # fmt: skip
 
 
@@ -279,6 +291,7 @@ class Approval(msgspec.Struct, frozen=True):
         reason: why it asks. asked_at: UTC.
         status: ``pending``, ``approved``, ``rejected`` or ``expired``.
         by, decision_reason, decided_at: who decided, why and when; None while it is pending.
+        decided: a decision was given; while it is pending, the next owner of its thread takes it into the log.
     """
 
     id: str
@@ -295,11 +308,12 @@ class Approval(msgspec.Struct, frozen=True):
     thread: str
     submission: str
     call: str
+    decided: bool = False
 
     @property
     def resolve(self) -> str | None:
         """The command that approves it; None when it is decided."""
-        return approve_command(self.id) if self.status == "pending" else None
+        return approve_command(self.id) if self.status == "pending" and not self.decided else None
 
 
 def approve_command(approval: str) -> str:
@@ -307,14 +321,14 @@ def approve_command(approval: str) -> str:
     return f"perdure approvals approve {approval} --reason …"
 
 
-def approval(row: ApprovalRow, thread: str = "") -> Approval:
+def approval(row: ApprovalRow, thread: str = "", *, decided: bool = False) -> Approval:
     """The view of one row. ``thread`` is the id of its thread, where the caller knows it."""
     return Approval(
         id=row.id, run=row.run, tool=row.tool, arguments=canonical.decode(row.arguments, "stored arguments"),
         digest=row.digest, reason=row.reason, asked_at=to_datetime(row.asked_at), status=row.status, by=row.by,
         decision_reason=row.decision_reason,
         decided_at=None if row.decided_at is None else to_datetime(row.decided_at), thread=thread,
-        submission=row.submission, call=row.call,
+        submission=row.submission, call=row.call, decided=decided or row.status != "pending",
     )  # fmt: skip
 
 

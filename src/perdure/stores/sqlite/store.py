@@ -48,7 +48,8 @@ def parse_url(url: str | Path) -> str:
             raise Invalid(f"{text!r} is not a store address.", help="Write sqlite:///relative or sqlite:////absolute.")
         if "?" in text or "#" in text:
             raise Invalid(
-                f"{text!r} has options, and a store address takes none.", help="Write `?` as %3F and `#` as %23 in names."
+                f"{text!r} has options, and a store address takes none.",
+                help="Write `?` as %3F and `#` as %23 in names.",
             )
         return path
     if "://" in text:
