@@ -710,5 +710,5 @@ class SqliteLedger:
     def archive(self, thread: int, now: int) -> None:
         """See ``ports.ledger.Ledger.archive``."""
         if next(self._open(thread), None) is not None:
-            raise Conflict(f"Thread number {thread} has open work.", help="Settle or cancel it first.")
+            raise Conflict("The thread has open work.", help="Settle or cancel it first: perdure obligations")
         self._execute("UPDATE thread SET archived_at = ? WHERE number = ?", (now, thread))
