@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +61,52 @@ def test_a_full_disk_behind_stdout_is_one_sentence(folder: Path) -> None:
 def test_help_goes_to_a_closed_stdout(folder: Path) -> None:
     assert in_shell("perdure --help >&-", folder).returncode == 0
     assert perdure("version", cwd=folder).stdout.startswith("perdure ")
+
+
+# -- terminals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_a_table_on_a_terminal_leaves_ids_and_words_whole(columns: str, folder: Path) -> None:
+    receipts = [submitted(folder, f"say {text}")["data"] for text in ("one", "two")]
+    for command in ("obligations", "runs", "threads"):
+        shown = on_a_terminal([*DB, command], folder, columns)
+        for receipt in receipts:
+            wanted = ("thread",) if command == "threads" else ("thread", "submission" if command[0] == "o" else "run")
+            assert all(receipt[name] in shown for name in wanted), shown
+        assert command == "threads" or "ready" in shown, shown
+        assert command == "threads" or ("─" in shown) == (columns == "200"), shown
+
+
+def submitted(folder: Path, text: str) -> Any:
+    return told("submit", "payer", text, "--app", "module:app", cwd=folder)
+
+
+def on_a_terminal(words: list[str], cwd: Path, columns: str) -> str:
+    """What ``perdure`` shows on a terminal of so many columns."""
+    master, slave = pty.openpty()
+    try:
+        tty = environment({"COLUMNS": columns, "TERM": "xterm"})
+        subprocess.run([*PROGRAM, *words], cwd=cwd, env=tty, stdout=slave, stderr=slave, timeout=60, check=True)
+        os.close(slave)
+        slave = -1
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux tells the end
+            while piece := os.read(master, 65536):
+                shown += piece
+        return shown.decode()
+    finally:
+        os.close(master)
+        if slave >= 0:
+            os.close(slave)
+
+
+def test_a_thread_with_open_work_is_not_archived(folder: Path) -> None:
+    submitted(folder, "say one")
+    (thread,) = told(*DB, "threads", cwd=folder)["data"]["items"]
+    error = told(*DB, "threads", "archive", thread["id"], cwd=folder, code=2)["error"]
+    assert error["message"] == "The thread has open work."
+    assert error["help"] == "Settle or cancel it first: perdure --db work.db obligations"
 
 
 # -- submit ------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from perdure.cli.settings import Settings
 
 API_VERSION = "perdure.dev/cli/v1"
 CELL_CHARS_MAX = 120
+LAST_CHARS_MIN = 24  # of the last column, where it wraps
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _COLORS = {
     "completed": "green", "confirmed": "green", "approved": "green", "ok": "green",
@@ -161,10 +162,9 @@ class Output:
                 self.note(empty)
 
     def table(self, columns: Mapping[str, str], items: Iterable[Mapping[str, Any]]) -> None:
-        """Rows under headings."""
+        """Rows under headings. Where the terminal is too narrow for them its own line breaks leave ids whole."""
         rows = [[cell(item.get(field)) for field in columns.values()] for item in items]
-        if sys.stdout.isatty():
-            self._rich_table(list(columns), rows)
+        if sys.stdout.isatty() and self._rich_table(list(columns), rows):
             return
         headings = [name.upper() for name in columns]
         widths = [max(len(row[index]) for row in [headings, *rows]) for index in range(len(headings))]
@@ -173,19 +173,27 @@ class Output:
             shown = [self.colored(one, _COLORS.get(one.strip())) for one in padded]
             print("  ".join(shown).rstrip(), flush=True)
 
-    def _rich_table(self, headings: list[str], rows: list[list[str]]) -> None:
+    def _rich_table(self, headings: list[str], rows: list[list[str]]) -> bool:
+        """Print a table if the terminal is wide enough for all but its last column, which may wrap."""
         from rich import box
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         colored = self.settings.colored(sys.stdout)
+        console = Console(file=sys.stdout, no_color=not colored, highlight=False)
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for index, heading in enumerate(headings):
-            table.add_column(heading, overflow="fold", no_wrap=index == 0)  # ids are there to be copied
+        widths = [max(cell_len(text) for text in column) for column in zip(headings, *rows, strict=True)]
+        widths[-1] = min(widths[-1], LAST_CHARS_MIN)
+        if sum(widths) + 3 * len(widths) > console.width:
+            return False
+        for heading in headings:
+            table.add_column(heading, overflow="fold", no_wrap=heading != headings[-1])  # ids are there to be copied
         for row in rows:
             table.add_row(*(Text(text, style=_COLORS.get(text, "") if colored else "") for text in row))
-        Console(file=sys.stdout, no_color=not colored, highlight=False).print(table)
+        console.print(table)
+        return True
 
     def fields(self, pairs: Mapping[str, Any]) -> None:
         """Named values, one a line; those that are None are left out."""
