@@ -568,6 +568,8 @@ def open(
         On entering: Unavailable, Corrupt, Incompatible, Invalid about the store.
     """
     store = _instead.get("store", store)
+    if isinstance(store, bytes | bytearray | int | float | None):
+        raise Invalid(f"The store is a {type(store).__name__}.", help="Give a path, sqlite:///path or memory:.")
     slots = _instead.get("workers", workers)
     if isinstance(slots, bool) or not isinstance(slots, int) or not 0 <= slots <= WORKERS_MAX:
         raise Invalid(f"workers is {slots!r}.", help=f"Give a whole number from 0 to {WORKERS_MAX}.")
@@ -576,6 +578,8 @@ def open(
         raise Invalid(
             f"lease is {lease_seconds} s.", help=f"Give at least {LEASE_SECONDS_MIN} s; {LEASE_SECONDS} s is usual."
         )
+    if isinstance(agents, AgentDefinition | Registration | str):
+        raise Invalid(f"agents is one {type(agents).__name__}.", help="Give a list: agents=[agent].")
     registry = Registry()
     for agent in agents:
         registry.add(agent)

@@ -117,7 +117,7 @@ def check(value: object, what: str) -> None:
             case _:
                 raise Invalid(
                     f"{where} is a {type(node).__name__}, which does not round-trip through JSON.",
-                    help="Return a list, dict, str, number, bool or None, or annotate the type.",
+                    help="Use a list, dict, str, number, bool or None, or annotate the type.",
                 )
 
 

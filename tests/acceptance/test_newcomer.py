@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import perdure as p
+from perdure.providers.scripted import Scripted, say
 from support.cli import APP, PROGRAM, environment, perdure, told, until, worker
 
 DB = ("--db", "work.db")
+AGENT = p.Agent("talker", model=Scripted([say("hi")]))
 
 
 @pytest.fixture
@@ -200,3 +204,28 @@ def test_what_is_decided_is_asked_no_more(folder: Path) -> None:
         assert told(*DB, "settlement", run, cwd=folder)["data"]["state"] == state
         assert "is recorded; the next worker" in perdure(*DB, "settlement", run, cwd=folder).stderr
     assert {item["waits"] for item in told(*DB, "obligations", cwd=folder)["data"]["items"]} == {"ready"}
+
+
+# -- the API -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"store": 5}, "The store is a int. Give a path"),
+        ({"store": None}, "The store is a NoneType. Give a path"),
+        ({"store": b"work.db"}, "The store is a bytes. Give a path"),
+        ({"store": "memory:", "agents": AGENT}, "agents is one Agent. Give a list: agents=[agent]."),
+        ({"store": "memory:", "agents": p.Registration(AGENT)}, "agents is one Registration. Give a list"),
+        ({"store": "memory:", "agents": "payer"}, "agents is one str. Give a list"),
+    ],
+    ids=str,
+)
+def test_what_open_cannot_take(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(p.Invalid, match=re.escape(said)):
+        p.open(**arguments)
+
+
+def test_an_input_of_another_type_is_not_told_to_be_returned() -> None:
+    with pytest.raises(p.Invalid, match=r"Expected `str`, got `int`\. Give what the type says"):
+        AGENT.run_sync(5)

@@ -31,8 +31,8 @@ ENCODE_ERRORS = (TypeError, ValueError, RecursionError, OverflowError, Attribute
 DECODE_ERRORS = (ValueError, RecursionError, msgspec.MsgspecError)
 _TYPE_ERRORS = (TypeError, ValueError, NameError, AttributeError, RecursionError, RuntimeError, SyntaxError)
 _LONG_NUMBER = re.compile(rb"\d{19}")
-_PLAIN_HELP = "Return a list, dict, str, number, bool or None, or annotate the type."
-_TYPED_HELP = "Return what the annotation says, or change the annotation."
+_PLAIN_HELP = "Use a list, dict, str, number, bool or None, or annotate the type."
+_TYPED_HELP = "Give what the type says, or change the type."
 _TYPES_HELP = (
     "Use builtins, dataclasses, TypedDict, NamedTuple, enums, datetime, Decimal, UUID, Literal, msgspec structs or "
     "Pydantic models."
