@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from perdure.errors import Unavailable
@@ -133,6 +135,19 @@ def test_two_processes_write_to_one_new_file_at_once(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(look())
+
+
+def test_a_new_file_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    """SQLite refuses to change the journal mode at once, without asking for patience, while somebody writes."""
+    path = tmp_path / "store.db"
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    ending = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
+    ending.start()
+    store = open_store(path, threaded=False)
+    asyncio.run(store.close())
+    ending.join()
+    other.close()
 
 
 def test_two_workers_claim_every_submission_once(tmp_path: Path) -> None:

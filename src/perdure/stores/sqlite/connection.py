@@ -166,13 +166,25 @@ def _settings(connection: apsw.Connection, path: str, read_only: bool) -> None:
             raise Unavailable(f"The database {path!r} refused {name}={value}: it says {actual!r}.")
 
     if not read_only and not memory:
-        pragma("journal_mode", "WAL", "wal")
+        _patiently(lambda: pragma("journal_mode", "WAL", "wal"))
     pragma("synchronous", "FULL", 2)
     pragma("foreign_keys", "ON", 1)
     if not read_only:
         pragma("secure_delete", "ON", 1)
     pragma("fullfsync", "ON", 1)
     pragma("checkpoint_fullfsync", "ON", 1)
+
+
+def _patiently(change: Callable[[], None]) -> None:
+    """Wait for other processes where SQLite does not: several may open a new file and change its journal mode at once."""
+    busy, tries = BusyPolicy(), 0
+    while True:
+        try:
+            return change()
+        except apsw.BusyError:
+            if not busy(tries):
+                raise
+        tries += 1
 
 
 def pragma(connection: apsw.Connection, name: str) -> Any:
