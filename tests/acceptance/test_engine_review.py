@@ -143,6 +143,21 @@ async def test_a_claim_granted_to_a_cancelled_caller_is_given_back(tmp_path: Pat
         assert await settled(app, await app.submit("a", "x", thread="t")) == "completed"
 
 
+async def test_a_claim_whose_commit_is_unclear_is_given_back(tmp_path: Path) -> None:
+    """It was committed and the worker was told that it failed: nobody knew its token, and renewal kept it alive."""
+    failed: list[Boundary] = []
+
+    def unclear(boundary: Boundary, phase: str) -> None:
+        if boundary is Boundary.CLAIM and phase == "after" and not failed:
+            failed.append(boundary)
+            raise p.Unavailable("an I/O error while committing")
+
+    async with p.open(tmp_path / "w.db", agents=[plain()], lease=LEASE) as app:
+        app.store.failpoint = unclear
+        assert await settled(app, await app.submit("a", "x")) == "completed"
+        assert failed
+
+
 # -- commands and counters -----------------------------------------------------------------------------------------------
 async def test_a_cancel_ends_what_only_an_operator_would_try_again(tmp_path: Path) -> None:
     """``not_before`` kept a started submission from every claim, also after it was cancelled."""

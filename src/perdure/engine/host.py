@@ -114,21 +114,35 @@ class Host:
 
     # -- claims -----------------------------------------------------------------------------------------------------
     async def claim(self, unit: Unit[T]) -> T:
-        """Run a unit that claims. If the caller is cancelled meanwhile, what is granted after that is given back."""
-        granted = self.store.write(Boundary.CLAIM, unit)
+        """Run a unit that claims. What nobody is told of is given back: the caller was cancelled, the commit is unclear."""
+        found: list[Any] = []  # what the newest run of the unit granted, also if its commit then failed
+
+        def remembering(tx: Transaction) -> T:
+            granted = unit(tx)
+            found[:] = granted if isinstance(granted, list) else [granted]
+            return granted
+
+        def give_back(_: object = None) -> None:
+            for claimed in found:
+                if isinstance(claimed, Claimed) and self._took_place(claimed):
+                    _ = self._release(claimed.number, claimed.epoch, claimed.token, 0)
+
+        granted = self.store.write(Boundary.CLAIM, remembering)
         try:
             return await asyncio.shield(granted)
         except asyncio.CancelledError:
-            granted.add_done_callback(self._unwanted)
+            granted.add_done_callback(give_back)
+            raise
+        except Exception:
+            give_back()
             raise
 
-    def _unwanted(self, granted: asyncio.Future[Any]) -> None:
-        if granted.cancelled() or granted.exception() is not None:
-            return
-        found = granted.result()
-        for claimed in found if isinstance(found, list) else [found]:
-            if isinstance(claimed, Claimed):
-                _ = self._release(claimed.number, claimed.epoch, claimed.token, 0)
+    def _took_place(self, claimed: Claimed) -> bool:
+        try:
+            row = self.store.read(lambda tx: tx.ledger.thread(claimed.number))
+        except Unavailable:
+            return True  # nobody can say; giving back is fenced, so it is harmless if it was rolled back
+        return row is not None and (row.epoch, row.owner) == (claimed.epoch, self.owner)
 
     async def give_back(self, number: int, epoch: int, token: int, not_before: int = 0) -> None:
         """End a claim; the work stays owed. Harmless when the fence is lost.
