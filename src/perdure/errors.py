@@ -96,9 +96,7 @@ class RunFailed(Error):
 
     code = "run_failed"
 
-    def __init__(
-        self, message: str = "", *, kind: str = "failed", unknown: Sequence[str] = (), help: str = ""
-    ) -> None:
+    def __init__(self, message: str = "", *, kind: str = "failed", unknown: Sequence[str] = (), help: str = "") -> None:
         super().__init__(message, help=help)
         self.kind = kind
         self.unknown = tuple(unknown)

@@ -88,7 +88,9 @@ def fence_off() -> None:
         )
 
     def end_effect(self: SqliteLedger, id: str, status: str, verdict: str | None, now: int | None) -> None:
-        self._execute("UPDATE effect SET status = ?, verdict = ?, ended_at = ? WHERE id = ?", (status, verdict, now, id))
+        self._execute(
+            "UPDATE effect SET status = ?, verdict = ?, ended_at = ? WHERE id = ?", (status, verdict, now, id)
+        )
 
     patch(SqliteLog, "append", append)
     patch(SqliteLedger, "_fence", lambda *_: None)

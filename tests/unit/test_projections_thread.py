@@ -162,8 +162,10 @@ async def test_a_thread_with_a_space_is_quoted(store: SqliteStore) -> None:
 async def test_work_that_makes_no_progress_is_stuck(store: SqliteStore, written: Written) -> None:
     s = Script(store, "fresh")
     for _ in range(9):
-        await s.claim()
-        await s.release()
+        now = s.now()
+        granted = await s.do(lambda tx, now=now: tx.ledger.claim("w_1", None, 100, now, now + 10, list(range(100))))
+        for one in granted:
+            await s.do(lambda tx, one=one, now=now: tx.ledger.release(one.number, one.epoch, one.token, now))
     found = (await owed(store))[written.fresh.id]
     assert (found.blocked_on, found.command) == ("stuck", f"perdure redrive {written.fresh.id}")
     await s.do(lambda tx: tx.ledger.redrive(written.fresh.id, s.now()))

@@ -487,7 +487,9 @@ class AwaitUnknownResolution(msgspec.Struct, frozen=True):
 
     effects: tuple[str, ...]
     disposition: ClassVar[Disposition] = "unknown"
-    meaning: ClassVar[str] = "The outcome of effects is unknown; it waits for a verdict on each (perdure effects reconcile)."
+    meaning: ClassVar[str] = (
+        "The outcome of effects is unknown; it waits for a verdict on each (perdure effects reconcile)."
+    )
 
 
 class AwaitApprovalDecision(msgspec.Struct, frozen=True):

@@ -55,7 +55,9 @@ _NEW_THREAD = """INSERT INTO thread (id, created_at, positions, due_at, due_prog
 _EMPTY = Tail(0, EMPTY_TAIL, 0)
 # An effect's end is legal only from where the lifecycle table says; the check is in the statement that writes it.
 _END_EFFECT = {
-    str(status): "UPDATE effect SET status = ?2, verdict = ?3, ended_at = coalesce(?4, ended_at) WHERE id = ?1 AND status IN ("
+    str(
+        status
+    ): "UPDATE effect SET status = ?2, verdict = ?3, ended_at = coalesce(?4, ended_at) WHERE id = ?1 AND status IN ("
     + ", ".join(f"'{before}'" for before in sorted(may_end(status)))
     + ")"
     for status in (EffectStatus.CONFIRMED, EffectStatus.REFUSED, EffectStatus.UNKNOWN)
@@ -506,7 +508,9 @@ class SqliteLedger:
         if kind == "approval" and self._undecided_approvals(run):
             return
         states = "state IN ('suspended', 'unknown')"
-        self._execute(f"UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND {states}", (submission, now))
+        self._execute(
+            f"UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND {states}", (submission, now)
+        )
         if kind == "cancel":  # it ends a backoff too, also the one that only an operator ends
             self._execute("UPDATE submission SET not_before = 0 WHERE id = ? AND state <> 'settled'", (submission,))
 
