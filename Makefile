@@ -11,10 +11,13 @@ SWEEP ?= $(wildcard tests/crash tests/simulation tests/properties)
 ARGS ?=
 
 .DEFAULT_GOAL = help
-.PHONY: bench check clean demo docs help lock sweep test
+.PHONY: bench chaos check clean demo docs help lock sweep test
 
 bench: $(VENV)/dev  ## measure speed, beside the raw commit rate of this disk
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/dev  ## kill, freeze and stop workers at random; ARGS="--seed 7 --rounds 20" says which and how many
+	$(BIN)/python tests/crash/chaos.py $(ARGS)
 
 check: $(VENV)/dev  ## lint, format, types, import directions, generated pages
 	$(BIN)/ruff check .

@@ -22,7 +22,6 @@ CANONICAL_INTEGER_MAX = 2**53 - 1  # beyond it canonical JSON carries a tagged d
 
 # log
 BATCH_RECORDS_MAX = 256
-PAGE_RECORDS_MAX = 1024
 PAGE_BATCHES_MAX = 512
 PAGE_ROWS_MAX = 1000
 LISTED_MAX = 1_000_000  # rows that one listing of the app returns

@@ -47,6 +47,7 @@ class Host:
         self._settled: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._progress: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._holding = False  # claims of this process are being renewed
         self._unsubscribe: Callable[[], None] | None = None
         self._pulse: asyncio.TimerHandle | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
@@ -127,6 +128,9 @@ class Host:
                 if isinstance(claimed, Claimed) and self._took_place(claimed):
                     _ = self._release(claimed.number, claimed.epoch, claimed.token, 0)
 
+        if not self._holding:  # a client holds what it claims as a worker does
+            self._holding = True
+            self.store.hold(self.owner, self.lease_seconds, self.clock.now)
         granted = self.store.write(Boundary.CLAIM, remembering)
         try:
             return await asyncio.shield(granted)

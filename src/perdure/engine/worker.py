@@ -22,6 +22,7 @@ from perdure.limits import (
     DRAIN_SECONDS_MAX,
     RECOVERY_PERIOD_SECONDS,
     RECOVERY_SECONDS_MAX,
+    STOP_SECONDS_MAX,
     STORE_RETRY_SECONDS,
 )
 from perdure.ports.ledger import Claimed, EffectRow
@@ -62,7 +63,6 @@ class Worker:
     def start(self) -> None:
         """Begin to claim."""
         host = self.host
-        host.store.hold(host.owner, host.lease_seconds, host.clock.now)
         host.foreign.append(self.notice)
         host.local_intents.append(self.notice)
         loop = asyncio.get_running_loop()
@@ -89,7 +89,11 @@ class Worker:
             attempt.interrupt("shutdown")
         waiting = {*self._loops, *self._tasks}
         if waiting:
-            await asyncio.wait(waiting)
+            _, stubborn = await asyncio.wait(waiting, timeout=STOP_SECONDS_MAX)
+            if stubborn:
+                log.warning(
+                    "%d attempts did not stop in %.0f s; their work stays owed", len(stubborn), STOP_SECONDS_MAX
+                )
         for calls in (self.host.foreign, self.host.local_intents):
             if self.notice in calls:
                 calls.remove(self.notice)
@@ -198,6 +202,8 @@ class Worker:
 
     async def _advance(self, attempt: Attempt, claimed: Claimed) -> Ended:
         await recovery.take_in(attempt, claimed.intents)
+        # what was commanded after the claim and before this attempt could be noticed
+        await recovery.take_in(attempt, self.host.store.read(lambda tx: tx.ledger.intents(claimed.number)))
         submission = claimed.submission
         if submission is None:
             return Yielded()
@@ -253,7 +259,8 @@ class Worker:
         """Take pending intents of threads that are being worked on here into their logs."""
         if not self.attempts:
             return
-        for intent in self.host.store.read(lambda tx: tx.ledger.pending_intents()):
+        mine = list(self.attempts)
+        for intent in self.host.store.read(lambda tx: [i for number in mine for i in tx.ledger.intents(number)]):
             attempt = self.attempts.get(intent.thread)
             if attempt is None:
                 continue

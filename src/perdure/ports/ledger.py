@@ -14,8 +14,6 @@ import msgspec
 
 from perdure.ports.log import Tail
 
-Order = Literal["queue", "join"]
-
 
 class Admission(msgspec.Struct, frozen=True):
     """What is admitted. Equal admissions under one key are the same submission."""
