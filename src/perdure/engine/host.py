@@ -113,6 +113,12 @@ class Host:
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task failed", exc_info=task.exception())
 
+    def hold(self) -> None:
+        """Keep what this process claims alive, a worker's claims and a client's alike. Idempotent."""
+        if not self._holding:
+            self._holding = True
+            self.store.hold(self.owner, self.lease_seconds, self.clock.now)
+
     # -- claims -----------------------------------------------------------------------------------------------------
     async def claim(self, unit: Unit[T]) -> T:
         """Run a unit that claims. What nobody is told of is given back: the caller was cancelled, the commit is unclear."""
@@ -128,9 +134,7 @@ class Host:
                 if isinstance(claimed, Claimed) and self._took_place(claimed):
                     _ = self._release(claimed.number, claimed.epoch, claimed.token, 0)
 
-        if not self._holding:  # a client holds what it claims as a worker does
-            self._holding = True
-            self.store.hold(self.owner, self.lease_seconds, self.clock.now)
+        self.hold()
         granted = self.store.write(Boundary.CLAIM, remembering)
         try:
             return await asyncio.shield(granted)

@@ -63,6 +63,7 @@ class Worker:
     def start(self) -> None:
         """Begin to claim."""
         host = self.host
+        host.hold()
         host.foreign.append(self.notice)
         host.local_intents.append(self.notice)
         loop = asyncio.get_running_loop()
