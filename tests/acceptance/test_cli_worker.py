@@ -80,7 +80,7 @@ def test_the_second_signal_cancels_and_the_work_stays_owed(number: int, code: in
 
 
 @pytest.mark.parametrize("tool", ["deaf", "stuck"])
-def test_j02_a_tool_that_swallows_everything_cannot_swallow_the_third_signal(tool: str, folder: Path) -> None:
+def test_case_J02_a_tool_that_swallows_everything_cannot_swallow_the_third_signal(tool: str, folder: Path) -> None:  # noqa: N802
     running = submit(folder, f"{tool} 1")
     with worker(folder) as process:
         begun(folder, tool)
