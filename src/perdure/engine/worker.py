@@ -56,6 +56,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[Any]] = []
         self._free = asyncio.Event()
+        self._noticed = 0  # how often commands were looked for
         self._looked = 0.0  # loop time of the last look for work
         self._stopping = False
 
@@ -112,12 +113,13 @@ class Worker:
             self._free.clear()
             free = self.slots - len(self._tasks)
             try:
+                noticed = self._noticed
                 granted = await self._claim(free) if free > 0 else []
                 for claimed in granted:
                     if self._draining():
                         await host.give_back(claimed.number, claimed.epoch, claimed.token)
                     else:
-                        self._begin(claimed)
+                        self._begin(claimed, noticed)
                 if free > 0 and len(granted) < free:
                     await self._until_due()
                 elif len(self._tasks) >= self.slots:
@@ -163,8 +165,8 @@ class Worker:
         except TimeoutError:
             pass
 
-    def _begin(self, claimed: Claimed) -> None:
-        task = asyncio.get_running_loop().create_task(self._attempt(claimed))
+    def _begin(self, claimed: Claimed, noticed: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._attempt(claimed, noticed))
         self._tasks.add(task)
         task.add_done_callback(self._end)
 
@@ -175,13 +177,13 @@ class Worker:
             log.error("an attempt failed unexpectedly; its work stays owed", exc_info=task.exception())
 
     # -- one attempt ----------------------------------------------------------------------------------------------------
-    async def _attempt(self, claimed: Claimed) -> None:
+    async def _attempt(self, claimed: Claimed, noticed: int) -> None:
         attempt: Attempt | None = None
         try:
             state = await recovery.read_thread(self.host, claimed)
             attempt = Attempt(self.host, claimed, state)
             self.attempts[claimed.number] = attempt
-            ended = await self._advance(attempt, claimed)
+            ended = await self._advance(attempt, claimed, noticed)
             if isinstance(ended, Yielded):
                 await attempt.release(ended.not_before)
             elif isinstance(ended, (Settled, Suspended, Parked)):
@@ -201,10 +203,10 @@ class Worker:
             if self.attempts.get(claimed.number) is attempt:
                 self.attempts.pop(claimed.number, None)
 
-    async def _advance(self, attempt: Attempt, claimed: Claimed) -> Ended:
+    async def _advance(self, attempt: Attempt, claimed: Claimed, noticed: int) -> Ended:
         await recovery.take_in(attempt, claimed.intents)
-        # what was commanded after the claim and before this attempt could be noticed
-        await recovery.take_in(attempt, self.host.store.read(lambda tx: tx.ledger.intents(claimed.number)))
+        if self._noticed != noticed:  # a command may have come between the claim and this attempt's registration
+            await recovery.take_in(attempt, self.host.store.read(lambda tx: tx.ledger.intents(claimed.number)))
         submission = claimed.submission
         if submission is None:
             return Yielded()
@@ -258,6 +260,7 @@ class Worker:
     # -- watching -------------------------------------------------------------------------------------------------------
     def notice(self) -> None:
         """Take pending intents of threads that are being worked on here into their logs."""
+        self._noticed += 1
         if not self.attempts:
             return
         mine = list(self.attempts)
