@@ -81,6 +81,10 @@ def report(error: BaseException, settings: Settings) -> int:
         silence_stdout()
         with contextlib.suppress(OSError):
             _say(told, causes[0], settings)
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # what it still holds can go nowhere; the interpreter would try again at its end
+        silence_stdout()
     return exits
 
 
