@@ -46,9 +46,7 @@ async def decide(host: Host, id: str, decision: Decision, *, by: str, reason: st
     check_text(reason, "reason", blank=True)
     now = host.clock.now()
     row = await host.store.write(Boundary.INTENT, lambda tx: _decide(tx, id, decision, by, reason, now))
-    host.wake()
-    for call in host.local_intents:
-        call()
+    host.commanded()
     return row
 
 

@@ -20,9 +20,7 @@ async def cancel(host: Host, submission: str, *, by: str, reason: str) -> Intent
     check_text(reason, "reason", blank=True)
     now = host.clock.now()
     intent = await host.store.write(Boundary.INTENT, lambda tx: _cancel(tx, submission, by, reason, now))
-    host.wake()
-    for call in host.local_intents:
-        call()
+    host.commanded()
     return intent
 
 

@@ -193,6 +193,12 @@ class Host:
         """Something may be claimable."""
         self.due.set()
 
+    def commanded(self) -> None:
+        """An intent was recorded in this process: its thread may be claimable, or is being worked on here."""
+        self.wake()
+        for call in self.local_intents:
+            call()
+
     def settled(self, submission: str) -> None:
         """A submission settled. Whoever waits for it reads the ledger."""
         for future in self._settled.pop(submission, ()):

@@ -139,9 +139,7 @@ async def submit(host: Host, body: VerdictBody, *, by: str, reason: str, persist
     now = host.clock.now()
     write = host.persist if persist else host.store.write
     intent = await write(Boundary.INTENT, lambda tx: _submit(tx, body, by, reason, now))
-    host.wake()
-    for call in host.local_intents:
-        call()
+    host.commanded()
     return intent
 
 
