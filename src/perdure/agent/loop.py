@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -98,7 +98,6 @@ class Interpreter:
         self._arguments: dict[str, dict[str, Any]] = {}
         self._prepared: list[str] = []
         self._strict = {name for name, tool in toolbox.tools.items() if tool.on_failure == "fail"}
-        self._output_error = Failure("output", "")
 
     async def advance(self) -> Ended:
         """Go on until the run settles or waits."""
@@ -122,9 +121,9 @@ class Interpreter:
             return await self.attempt.settle("cancelled")
         return await self._fail(Failure("policy.duration", "The run reached its deadline."))
 
-    async def _fail(self, failure: Failure) -> Settled:
+    async def _fail(self, failure: Failure, records: Sequence[Record] = ()) -> Settled:
         self._tell(events.RunEnded("failed", failure.kind, failure.message))
-        return await self.attempt.settle("failed", failure=failure)
+        return await self.attempt.settle("failed", failure=failure, records=records)
 
     def _tell(self, event: Event) -> None:
         if self._emit is not None:
@@ -160,14 +159,11 @@ class Interpreter:
                     return ended
                 continue
             self._check_limits(run, started.limits)
-            if self._final(run):
-                completed = self._complete(run)
-                if completed is not None:
-                    self._tell(events.RunEnded("completed"))
-                    return await attempt.settle("completed", completed=completed)
-                await self._reject_output(run)
-                continue
-            await self._respond(run, started)
+            answer = run.turns[-1].response if self._final(run) else await self._respond(run, started)
+            if answer is not None:
+                settled = await self._answer(run, started.limits, answer)
+                if settled is not None:
+                    return settled
 
     @staticmethod
     def _final(run: fold.Run) -> bool:
@@ -249,7 +245,8 @@ class Interpreter:
             self._view = PromptView(self.attempt.state, self.attempt.run.id)
         return self._view
 
-    async def _respond(self, run: fold.Run, started: RunStarted) -> None:
+    async def _respond(self, run: fold.Run, started: RunStarted) -> ModelResponseRecorded | None:
+        """Ask for the next turn. Returns the answer if it is one: it is recorded with what comes of it."""
         number = len(run.turns) + 1
         view = self._prompt()
         request = Request(
@@ -264,11 +261,11 @@ class Interpreter:
         )
         self._tell(events.TurnStarted(number))
         response, tries = await self._ask(request)
-        await self._record(run, started.limits, number, response, tries)
+        answer = await self._record(run, started.limits, number, response, tries)
         self._tell(events.TurnCompleted(number, response.finish))
-        turn = run.turns[-1]
-        if not turn.open:
-            view.extend(turn)
+        if answer is None and not run.turns[-1].open:
+            view.extend(run.turns[-1])
+        return answer
 
     async def _ask(self, request: Request) -> tuple[Response, int]:
         """One response, repeated at its boundary with backoff where the provider says it may be."""
@@ -297,8 +294,13 @@ class Interpreter:
 
         return emit
 
-    async def _record(self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int) -> None:
-        """Commit the response, with the requests for approval and the first started records of its batch."""
+    async def _record(
+        self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int
+    ) -> ModelResponseRecorded | None:
+        """Commit the response, with the requests for approval and the first started records of its batch.
+
+        Returns an answer uncommitted: one commit holds it and the settlement, or it and its rejection.
+        """
         calls = [part for part in response.parts if isinstance(part, CallPart)]
         operations = self._preflight(number, calls, truncated=response.finish == "length")
         parts = tuple(_storable(part) for part in response.parts)
@@ -306,6 +308,8 @@ class Interpreter:
             run.id, number, response.model, parts, response.finish, response.usage, operations, tries,
             msgspec.Raw(response.continuation or b"null"),
         )  # fmt: skip
+        if not calls:
+            return record
         records: list[Record] = [record]
         ops: list[Op] = []
         if run.tool_calls + len(calls) > limits.max_tool_calls:
@@ -316,9 +320,8 @@ class Interpreter:
                 )
             )
         self._prepare(calls, operations, limits.concurrency, records, ops)
-        recorded = self.attempt.append(Boundary.RESPONSE, records, ops)
-        if calls:
-            await recorded  # an answer is settled or rejected at once, in a commit after it or with it
+        await self.attempt.append(Boundary.RESPONSE, records, ops)
+        return None
 
     def _preflight(self, number: int, calls: list[CallPart], *, truncated: bool) -> tuple[ToolOperation, ...]:
         """Judge every call before any handler: what cannot run is told to the model, what can is bound to a contract."""
@@ -438,32 +441,46 @@ class Interpreter:
             raise ApprovalSuspensionError(f"Retaining resources before the approval wait failed: {error}") from error
 
     # -- the end --------------------------------------------------------------------------------------------------------
-    def _complete(self, run: fold.Run) -> RunCompleted | None:
-        """The result of the final answer; None when it does not decode and the model may answer again."""
-        text = "".join(part.text for part in run.turns[-1].response.parts if isinstance(part, TextPart))
+    async def _answer(self, run: fold.Run, limits: AcceptedLimits, answer: ModelResponseRecorded) -> Settled | None:
+        """Settle with an answer, or reject it (None: the model may answer again)."""
+        new = [] if run.turns and run.turns[-1].response is answer else [answer]
+        try:
+            completed = self._complete(answer)
+        except Invalid as error:
+            failure = Failure("output", str(error)[:FAILURE_MESSAGE_CHARS_MAX])
+            if run.output_rejections >= limits.output_retries:
+                return await self._fail(failure, new)
+            rejected = OutputRejected(run.id, answer.turn, failure)
+            await self.attempt.append(Boundary.OUTPUT_REJECTED, [*new, rejected])
+            self._view = None  # built again, with the rejection in its place
+            return None
+        except _RunFailure as failed:
+            return await self._fail(failed.failure, new)
+        self._tell(events.RunEnded("completed"))
+        return await self.attempt.settle("completed", completed=completed, records=new)
+
+    def _complete(self, answer: ModelResponseRecorded) -> RunCompleted:
+        """The result of an answer.
+
+        Raises:
+            Invalid: it does not decode.
+            _RunFailure: the disposition callback failed.
+        """
+        text = "".join(part.text for part in answer.parts if isinstance(part, TextPart))
         codec = self.definition.output_codec
         try:
             value = codec.decode(canonical.encode(text, "output") if codec.is_text else _json_text(text), "output")
             raw = codec.encode(value, "output")
-        except (Invalid, UnicodeEncodeError) as error:
-            self._output_error = Failure("output", str(error)[:FAILURE_MESSAGE_CHARS_MAX])
-            return None
+        except UnicodeEncodeError as error:
+            raise Invalid(str(error)) from error
         disposition = None
         if self.definition.disposition is not None:
             try:
                 disposition = ids.check_id(self.definition.disposition(value), "disposition")
             except Exception as error:
                 raise _RunFailure(failure_of(error, "disposition")) from error
-        return RunCompleted(run.id, msgspec.Raw(raw), recovery.result_digest(raw, disposition), disposition)
-
-    async def _reject_output(self, run: fold.Run) -> None:
-        assert run.started is not None
-        failure = self._output_error
-        if run.output_rejections >= run.started.limits.output_retries:
-            raise _RunFailure(failure)
-        turn = run.turns[-1]
-        await self.attempt.append(Boundary.OUTPUT_REJECTED, [OutputRejected(run.id, turn.number, failure)])
-        self._view = None  # built again, with the rejection in its place
+        run = self.attempt.run.id
+        return RunCompleted(run, msgspec.Raw(raw), recovery.result_digest(raw, disposition), disposition)
 
 
 def _json_text(text: str) -> bytes:
