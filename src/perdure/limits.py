@@ -59,6 +59,12 @@ STOP_SECONDS_MAX = 10.0  # for calls in flight to obey their cancellation when a
 MODEL_TRIES_MAX = 4
 MODEL_BACKOFF_SECONDS_MIN = 0.2
 MODEL_BACKOFF_SECONDS_MAX = 20.0
+MODEL_FAILURES_MAX = 64  # tries of one run's model calls, over all its turns and attempts, that gave no response
+RETRY_AFTER_SECONDS_MAX = 3600.0  # a provider that asks for more is not waited for
+RATE_WINDOW_SECONDS = 60.0
+RESERVED_OUTPUT_TOKENS = 4096  # reserved for an answer where no most is set
+BUDGET_WARNING_PERCENT = 80
+FILES_MAX = 64  # files of one input
 
 # store
 GROUP_UNITS_MAX = 512  # units of work in one COMMIT

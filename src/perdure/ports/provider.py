@@ -12,7 +12,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from perdure.errors import Error
-from perdure.records.parts import Part, Usage
+from perdure.records.parts import Evidence, Part, Usage
+from perdure.rules.accounting import Price, Rate
+
+_NOTHING_SEEN = Evidence()
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -29,10 +32,30 @@ class SystemMessage(msgspec.Struct, frozen=True):
     text: str
 
 
+class FileContent(msgspec.Struct, frozen=True):
+    """An image, document, sound or film beside a user's text: its bytes, or an address the provider can fetch.
+
+    Attributes:
+        media_type: for example ``"image/png"``.
+        data: the bytes; empty when ``url`` is given.
+        url: an http(s) address; empty when ``data`` is given.
+        name: file name, may be empty.
+    """
+
+    media_type: str
+    data: bytes = b""
+    url: str = ""
+    name: str = ""
+
+
 class UserMessage(msgspec.Struct, frozen=True):
-    """What the user asked; JSON text of the encoded input, or plain text for ``str`` inputs."""
+    """What the user asked; JSON text of the encoded input, or plain text for ``str`` inputs.
+
+    ``files`` are those of the input, in the order in which the text mentions them.
+    """
 
     text: str
+    files: tuple[FileContent, ...] = ()
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
@@ -77,6 +100,9 @@ class Request(msgspec.Struct, frozen=True):
         output_schema: JSON Schema of the final answer, None for plain text.
         timeout: seconds left, None for no bound.
         settings: model settings of the agent (temperature and the like), passed through.
+        tools_allowed: False asks for an answer without a tool call; ``tools`` are listed all the same, because history
+            speaks of them.
+        continue_session: False: do not use what ``continuation`` names at the provider, send the whole history.
     """
 
     agent: str
@@ -87,19 +113,30 @@ class Request(msgspec.Struct, frozen=True):
     output_schema: dict[str, Any] | None = None
     timeout: float | None = None
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    tools_allowed: bool = True
+    continue_session: bool = True
 
 
 Finish = Literal["stop", "tool_calls", "length", "refusal", "other"]
 
 
 class Response(msgspec.Struct, frozen=True):
-    """One complete response. ``finish`` ``length`` means it was cut: calls in it never run."""
+    """One complete response. ``finish`` ``length`` means it was cut: calls in it never run.
+
+    Attributes:
+        parts: what the model said, in its order.
+        model: name of the model that answered; reasoning and ``continuation`` go back to no other.
+        usage: tokens, by the provider's own count.
+        continuation: versioned JSON that the same model wants back with this turn, or empty.
+        evidence: digests of what went over the wire, and the provider's name for the call.
+    """
 
     parts: tuple[Part, ...]
     finish: Finish
     model: str
     usage: Usage = Usage()
     continuation: bytes = b""
+    evidence: Evidence = Evidence()
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -107,6 +144,19 @@ class Delta(msgspec.Struct, frozen=True):
 
     kind: Literal["text", "reasoning"]
     text: str
+
+
+ModelFailure = Literal[
+    "model",
+    "model.authentication",
+    "model.context_length",
+    "model.rate_limit",
+    "model.refused",
+    "model.session",
+    "model.setup",
+]
+"""Why a call failed: the key is not accepted; the prompt is too long; too many calls; the provider refuses the content;
+it does not know the session or reasoning a continuation names; it cannot be made as it is configured; anything else."""
 
 
 class ModelError(Error):
@@ -117,6 +167,9 @@ class ModelError(Error):
             ``"unknown"`` it was sent and nobody can say.
         retryable: whether the same request may succeed later.
         retry_after: seconds the provider asked to wait, or None.
+        kind: what failed; becomes the kind of the recorded failure. After ``model.session`` the engine sends the same
+            turn once more with ``Request.continue_session`` False.
+        evidence: what the wire showed.
     """
 
     code = "model"
@@ -129,16 +182,67 @@ class ModelError(Error):
         retryable: bool = False,
         retry_after: float | None = None,
         help: str = "",
+        kind: ModelFailure = "model",
+        evidence: Evidence = _NOTHING_SEEN,
     ) -> None:
         super().__init__(message, help=help)
         self.dispatched = dispatched
         self.retryable = retryable
         self.retry_after = retry_after
+        self.kind: ModelFailure = kind
+        self.evidence = evidence
+
+
+Capability = Literal[
+    "tools",
+    "parallel_tools",
+    "structured_output",
+    "reasoning",
+    "reasoning_effort",
+    "streaming",
+    "images",
+    "files",
+    "prompt_caching",
+    "stored_continuation",
+    "stateless_continuation",
+    "usage",
+]
+"""What a model can do. ``structured_output``: the provider itself holds the answer to a JSON Schema."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a model declares of itself, without being called and without its library being loaded.
+
+    Attributes:
+        capabilities: what it can do; None: nobody declared it, so nothing is refused on that ground.
+        price: what its tokens cost, None when unknown: then a cost budget cannot be kept and is refused.
+        max_output_tokens: the most tokens it is asked for in one answer; what is reserved before a call.
+        rate: how often it may be called by all processes on one database together, None for no bound of ours.
+        shared: whether a provider's Retry-After holds back every process on the database.
+    """
+
+    capabilities: frozenset[Capability] | None = None
+    price: Price | None = None
+    max_output_tokens: int | None = None
+    rate: Rate | None = None
+    shared: bool = False
+
+
+UNDECLARED = Profile()
+
+
+def profile_of(model: Model) -> Profile:
+    """The profile of a model; an adapter that declares none has an empty one."""
+    declared = getattr(model, "profile", UNDECLARED)
+    return declared if isinstance(declared, Profile) else UNDECLARED
 
 
 @runtime_checkable
 class Model(Protocol):
-    """A model that can answer. Values of this type are given to agents; adapters are loaded only when used."""
+    """A model that can answer. Values of this type are given to agents; adapters are loaded only when used.
+
+    An adapter may also have an attribute ``profile``, a :class:`Profile`.
+    """
 
     @property
     def name(self) -> str:

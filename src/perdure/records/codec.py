@@ -25,6 +25,9 @@ Record = (
     | run.ModelCallPrepared
     | run.ModelResponseRecorded
     | run.ModelResponseInterrupted
+    | run.ModelCallFailed
+    | run.ModelCallUnknown
+    | run.ModelCallResolved
     | run.OutputRejected
     | run.RunCompleted
     | effect.ToolApprovalRequested

@@ -48,12 +48,45 @@ class Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, o
     reasoning: int = 0
 
 
+class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
+    """What the wire showed of one model call, so that it can be found at the provider.
+
+    Attributes:
+        request: hex SHA-256 of the request's body as it was sent; empty when nothing was or nobody saw it.
+        response: hex SHA-256 of the response's body as far as it was received.
+        request_id: the provider's name for the call, from its response headers.
+        status: the HTTP status, None when none came.
+    """
+
+    request: str = ""
+    response: str = ""
+    request_id: str = ""
+    status: int | None = None
+
+
+class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
+    """What a model call of unknown outcome is charged until somebody knows better: its reservation.
+
+    Attributes:
+        input: estimated tokens of the prompt. output: the most tokens the answer may have.
+        cost: micro-USD at the worst rate, rounded up; None without a price.
+        prices: version of the price.
+    """
+
+    input: int = 0
+    output: int = 0
+    cost: int | None = None
+    prices: str = ""
+
+
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Why something failed: a stable ``kind`` and a bounded message. No stack, no payload.
 
     Kinds in use: ``tool``, ``refused``, ``unavailable``, ``arguments``, ``unknown_tool``, ``rejected``, ``cancelled``,
     ``model``, ``output``, ``result`` (it took effect; what it returned cannot be stored), ``input``, ``policy.turns``,
-    ``policy.tool_calls``, ``policy.duration``, ``policy.tokens``, ``policy.repeated_failures``.
+    ``policy.tool_calls``, ``policy.duration``, ``policy.tokens``, ``policy.cost``, ``policy.model_tries``,
+    ``policy.repeated_failures``; a model's failure is ``model`` or one of ``model.authentication``,
+    ``model.context_length``, ``model.rate_limit``, ``model.refused``, ``model.session``, ``model.setup``.
     """
 
     kind: str

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from perdure.records.parts import Failure, Part, Usage
+from perdure.records.effect import Verdict
+from perdure.records.parts import Charge, Evidence, Failure, Part, Usage
+
+Dispatched = Literal["no", "yes", "unknown"]
+"""Whether a model call surely never left, surely failed at the provider, or may have been served."""
 
 
 class AcceptedLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
-    """The policy a run was started under. Durations in microseconds, sizes in bytes."""
+    """The policy a run was started under. Durations in microseconds, sizes in bytes, cost in micro-USD."""
 
     max_turns: int
     max_tool_calls: int
@@ -18,6 +24,9 @@ class AcceptedLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc
     tool_result_bytes: int
     output_retries: int = 0
     token_budget: int | None = None
+    cost_budget: int | None = None
+    on_exhaustion: Literal["fail", "final-answer"] = "fail"
+    model_calls: Literal["repeat", "once"] = "repeat"
 
 
 class RunStarted(
@@ -64,14 +73,26 @@ class ToolOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=
 
 
 class ModelCallPrepared(
-    msgspec.Struct, frozen=True, tag="ModelCallPrepared/1", tag_field="kind", forbid_unknown_fields=True, gc=False
+    msgspec.Struct,
+    frozen=True,
+    tag="ModelCallPrepared/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
+    omit_defaults=True,
 ):
-    """A model call of class ``once`` is about to be dispatched. Repeatable calls write none."""
+    """A model call of class ``once`` is about to be dispatched. Repeatable calls write none.
+
+    ``attempt`` counts the tries of the turn from 1; ``reserved`` is charged while its outcome is unknown.
+    """
 
     run: str
     turn: int
     attempt: int
     request_digest: str
+    effect: str = ""
+    model: str = ""
+    reserved: Charge = Charge()
 
 
 class ModelResponseRecorded(
@@ -83,7 +104,13 @@ class ModelResponseRecorded(
     gc=False,
     omit_defaults=True,
 ):
-    """One complete response. It is usable only after this record."""
+    """One complete response. It is usable only after this record.
+
+    Attributes:
+        cost: micro-USD by real usage at the price of version ``prices``; None without a price.
+        effect: the effect it confirms, where the call was ``once``.
+        final: the model was asked for its last answer, without tools, because ``final`` was used up.
+    """
 
     run: str
     turn: int
@@ -94,6 +121,97 @@ class ModelResponseRecorded(
     operations: tuple[ToolOperation, ...] = ()
     tries: int = 1
     continuation: msgspec.Raw = msgspec.Raw()
+    evidence: Evidence = Evidence()
+    cost: int | None = None
+    prices: str = ""
+    effect: str = ""
+    final: str = ""
+
+
+class ModelCallFailed(
+    msgspec.Struct,
+    frozen=True,
+    tag="ModelCallFailed/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
+    omit_defaults=True,
+):
+    """One try of a model call gave no complete response.
+
+    Attributes:
+        attempt: tries of this turn, from 1.
+        dispatched: ``no`` it never left, ``yes`` the provider answered with a failure, ``unknown`` it may have been
+            served: then ``charged`` counts against the budgets.
+        effect: the effect it refuses, where the call was ``once`` and the failure definite.
+    """
+
+    run: str
+    turn: int
+    attempt: int
+    model: str
+    dispatched: Dispatched
+    failure: Failure
+    evidence: Evidence = Evidence()
+    charged: Charge = Charge()
+    effect: str = ""
+
+
+class ModelCallUnknown(
+    msgspec.Struct,
+    frozen=True,
+    tag="ModelCallUnknown/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
+    omit_defaults=True,
+):
+    """Nobody can say whether a ``once`` model call was served. The run waits for a verdict."""
+
+    run: str
+    turn: int
+    effect: str
+    model: str
+    reason: str
+    charged: Charge = Charge()
+    evidence: Evidence = Evidence()
+
+    @property
+    def call(self) -> str:
+        """The place of the call, as effects name it."""
+        return model_place(self.turn)
+
+    @property
+    def tool(self) -> str:
+        """What was called."""
+        return self.model
+
+    @property
+    def step(self) -> None:
+        """A model call has no steps."""
+        return
+
+
+class ModelCallResolved(
+    msgspec.Struct,
+    frozen=True,
+    tag="ModelCallResolved/1",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    gc=False,
+    omit_defaults=True,
+):
+    """A verdict on an unknown model call, by a person. ``result`` of ``applied`` is the text it answered."""
+
+    run: str
+    turn: int
+    effect: str
+    verdict: Verdict
+    by: str
+    reason: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    failure: Failure | None = None
+    evidence: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ModelResponseInterrupted(
@@ -103,12 +221,19 @@ class ModelResponseInterrupted(
     tag_field="kind",
     forbid_unknown_fields=True,
     gc=False,
+    omit_defaults=True,
 ):
-    """An earlier owner may have had a model call in flight; its charge may repeat."""
+    """An earlier owner may have had a model call in flight; its charge may repeat. ``charged`` counts against budgets."""
 
     run: str
     turn: int
     superseded_epoch: int
+    charged: Charge = Charge()
+
+
+def model_place(turn: int) -> str:
+    """Where the model call of a turn stands among a run's effects; no tool call has such a place."""
+    return f"{turn}.model"
 
 
 class OutputRejected(

@@ -61,6 +61,7 @@ class SubmissionSettled(
     """The one terminal outcome of a submission.
 
     ``failure`` is present exactly when ``outcome`` is ``failed``; ``output_digest`` only when it is ``completed``.
+    ``exhausted`` names the limit that was used up before the answer of a completed run: it was asked for its last one.
     """
 
     submission: str
@@ -70,6 +71,7 @@ class SubmissionSettled(
     output_digest: str | None = None
     disposition: str | None = None
     unknown: tuple[str, ...] = ()
+    exhausted: str = ""
 
     def __post_init__(self) -> None:
         if (self.outcome == "failed") != (self.failure is not None):

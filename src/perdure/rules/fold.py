@@ -14,7 +14,10 @@ import msgspec
 
 from perdure.errors import Corrupt
 from perdure.records import codec, effect, run, thread
-from perdure.records.parts import CallPart, Failure, Usage
+from perdure.records.parts import CallPart, Charge, Failure, Usage
+
+Unknown = effect.ToolCallUnknown | run.ModelCallUnknown
+"""An open unknown of a run: both kinds have ``effect``, ``call``, ``tool``, ``step`` and ``reason``."""
 
 
 class Step(msgspec.Struct):
@@ -97,8 +100,16 @@ class Run(msgspec.Struct):
     turns: list[Turn] = msgspec.field(default_factory=list)
     calls: dict[str, Call] = msgspec.field(default_factory=dict)
     usage: Usage = msgspec.field(default_factory=Usage)
+    cost: int = 0  # micro-USD of responses that had a price
+    unpriced: int = 0  # responses and charges that had none
+    charged: Charge = msgspec.field(default_factory=Charge)  # reservations of calls that may have been served
     model_tries: int = 0
-    model_prepared: run.ModelCallPrepared | None = None
+    model_failures: int = 0  # tries that gave no response
+    turn_failures: int = 0  # those of the turn that comes next
+    session_lost: bool = False  # the provider refused what a continuation named; newer responses have their own
+    model_prepared: run.ModelCallPrepared | None = None  # a `once` model call that has no outcome yet
+    model_unknown: run.ModelCallUnknown | None = None
+    model_verdict: run.ModelCallResolved | None = None  # on the newest unknown, until a response follows
     tool_calls: int = 0
     failure_streak: int = 0
     output_rejections: int = 0
@@ -112,9 +123,22 @@ class Run(msgspec.Struct):
             return self.turns[-1]
         return None
 
-    def unknowns(self) -> list[effect.ToolCallUnknown]:
-        """Every open unknown, in order of the calls."""
-        return [u for call in self.calls.values() for u in call.unknowns()]
+    def unknowns(self) -> list[Unknown]:
+        """Every open unknown, in order of the calls; that of a model call is the last."""
+        found: list[Unknown] = [u for call in self.calls.values() for u in call.unknowns()]
+        if self.model_unknown is not None:
+            found.append(self.model_unknown)
+        return found
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count against the budget: real usage, and reservations of calls that may have been served."""
+        return self.usage.input + self.usage.output + self.charged.input + self.charged.output
+
+    @property
+    def spent(self) -> int:
+        """Micro-USD that count against the budget."""
+        return self.cost + (self.charged.cost or 0)
 
 
 class Thread(msgspec.Struct):
@@ -175,7 +199,58 @@ def _started(state: Thread, record: run.RunStarted) -> None:
 
 
 def _model_prepared(state: Thread, record: run.ModelCallPrepared) -> None:
-    _run(state, record).model_prepared = record
+    owner = _run(state, record)
+    if owner.model_prepared is not None or owner.model_unknown is not None:
+        raise _fail(state, record, "starts a model call whose try before has no outcome")
+    owner.model_prepared = record
+    owner.model_verdict = None
+
+
+def _charge(owner: Run, charge: Charge, sign: int = 1) -> None:
+    """Add a reservation to what a run is charged, or take it off."""
+    if charge == _NO_CHARGE:
+        return
+    total = owner.charged
+    cost = (total.cost or 0) + sign * (charge.cost or 0)
+    owner.charged = Charge(total.input + sign * charge.input, total.output + sign * charge.output, cost or None)
+    if charge.cost is None:
+        owner.unpriced += sign
+
+
+_NO_CHARGE = Charge()
+
+
+def _model_failed(state: Thread, record: run.ModelCallFailed) -> None:
+    owner = _run(state, record)
+    if record.turn != len(owner.turns) + 1:
+        raise _fail(state, record, f"is about turn {record.turn} after turn {len(owner.turns)}")
+    owner.model_prepared = None
+    owner.model_tries += 1
+    owner.model_failures += 1
+    owner.turn_failures += 1
+    owner.session_lost = owner.session_lost or record.failure.kind == "model.session"
+    _charge(owner, record.charged)
+
+
+def _model_unknown(state: Thread, record: run.ModelCallUnknown) -> None:
+    owner = _run(state, record)
+    if owner.model_prepared is None or owner.model_prepared.effect != record.effect:
+        raise _fail(state, record, "doubts a model call that was not started")
+    owner.model_prepared = None
+    owner.model_unknown = record
+    owner.model_tries += 1
+    _charge(owner, record.charged)
+
+
+def _model_resolved(state: Thread, record: run.ModelCallResolved) -> None:
+    owner = _run(state, record)
+    unknown = owner.model_unknown
+    if unknown is None or unknown.effect != record.effect:
+        raise _fail(state, record, "resolves a model call that is not unknown")
+    owner.model_unknown = None
+    owner.model_verdict = record
+    if record.verdict in ("not_applied", "refused"):  # nothing was served: nothing is charged
+        _charge(owner, unknown.charged, -1)
 
 
 def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
@@ -196,7 +271,13 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
         owner.tool_calls += len(parts)
     turns.append(turn)
     owner.model_tries += record.tries
-    owner.model_prepared = None
+    owner.model_prepared = owner.model_verdict = None
+    owner.turn_failures = 0
+    owner.session_lost = False
+    if record.cost is not None:
+        owner.cost += record.cost
+    elif record.usage != _NO_USAGE:
+        owner.unpriced += 1
     used = record.usage
     if used.input or used.output:
         total = owner.usage
@@ -209,9 +290,13 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
         )
 
 
+_NO_USAGE = Usage()
+
+
 def _interrupted(state: Thread, record: run.ModelResponseInterrupted) -> None:
     owner = _run(state, record)
     owner.model_tries += 1
+    _charge(owner, record.charged)
 
 
 def _output_rejected(state: Thread, record: run.OutputRejected) -> None:
@@ -380,6 +465,9 @@ _APPLY: dict[type, Callable[[Thread, Any], None]] = {
     run.ModelCallPrepared: _model_prepared,
     run.ModelResponseRecorded: _response,
     run.ModelResponseInterrupted: _interrupted,
+    run.ModelCallFailed: _model_failed,
+    run.ModelCallUnknown: _model_unknown,
+    run.ModelCallResolved: _model_resolved,
     run.OutputRejected: _output_rejected,
     run.RunCompleted: _completed,
     effect.ToolApprovalRequested: _approval_requested,
