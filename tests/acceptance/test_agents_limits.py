@@ -9,7 +9,8 @@ import pytest
 
 import perdure as p
 from perdure.limits import TURNS_MAX
-from perdure.ports.provider import UserMessage
+from perdure.ports.provider import Request, UserMessage
+from perdure.providers.scripted import Scripted, call, say
 from support.place import Place
 from support.puppets import once, play, puppet
 
@@ -43,7 +44,7 @@ async def failure(place: Place, policy: p.Policy, *turns: Any, **options: Any) -
 
 async def test_turns(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    failed = await failure(place, p.Policy(max_turns=3), [once()])
+    failed = await failure(place, p.Policy(max_turns=3, on_exhaustion="fail"), [once()])
     assert failed.kind == "policy.turns"
     assert "3 turns" in str(failed)
     assert place.world.count() == 6
@@ -51,33 +52,121 @@ async def test_turns(tmp_path: Path) -> None:
 
 async def test_turns_have_a_finite_default(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    failed = await failure(place, p.Policy(), [once()])
+    failed = await failure(place, p.Policy(on_exhaustion="fail"), [once()])
     assert failed.kind == "policy.turns"
     assert place.world.count() == 2 * TURNS_MAX
 
 
 async def test_tool_calls_are_counted_before_any_of_a_batch_runs(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    failed = await failure(place, p.Policy(max_tool_calls=3), [once(), once()], [once(), once()], "done")
+    failed = await failure(
+        place, p.Policy(max_tool_calls=3, on_exhaustion="fail"), [once(), once()], [once(), once()], "done"
+    )
     assert failed.kind == "policy.tool_calls"
     assert place.world.count() == 4
 
 
 async def test_no_tool_calls_at_all(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    assert (await failure(place, p.Policy(max_tool_calls=0), [once()], "done")).kind == "policy.tool_calls"
+    policy = p.Policy(max_tool_calls=0, on_exhaustion="fail")
+    assert (await failure(place, policy, [once()], "done")).kind == "policy.tool_calls"
     assert place.world.count() == 0
 
 
 async def test_tokens(tmp_path: Path) -> None:
-    failed = await failure(Place(tmp_path), p.Policy(token_budget=60), [once()], [once()], [once()], "done")
+    policy = p.Policy(token_budget=1_500, on_exhaustion="fail")
+    failed = await failure(Place(tmp_path), policy, *[[once()]] * 12, "done")
     assert failed.kind == "policy.tokens"
 
 
-async def test_an_answer_that_is_there_is_taken_whatever_it_used(tmp_path: Path) -> None:
+async def test_a_prompt_that_does_not_fit_is_never_sent(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    agent = puppet(Place(tmp_path), policy=p.Policy(token_budget=10), watch=seen.append)
+    with pytest.raises(p.RunFailed) as failed:
+        await agent.run(play("done"))
+    assert failed.value.kind == "policy.tokens"
+    assert seen == []
+
+
+async def landing(place: Place, policy: p.Policy, *turns: Any) -> tuple[Any, list[Any]]:
+    """How a run that used up a limit ends: its settlement and the requests its model saw."""
+    seen: list[Any] = []
+    agent = puppet(place, policy=policy, watch=seen.append)
+    async with place.app(agent) as app:
+        receipt = await app.submit(agent, play(*turns), thread="t")
+        settled = await app.settlement(receipt, timeout=20)
+        assert await app.verify()
+    return settled, seen
+
+
+async def test_after_the_last_turn_comes_one_without_tools(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    agent = puppet(place, policy=p.Policy(token_budget=1, max_turns=1))
-    assert (await agent.run(play("x" * 400))).output == "x" * 400
+    settled, seen = await landing(place, p.Policy(max_turns=2), [once("a")], [once("b")], "all I know")
+    assert settled.status == "completed"
+    assert [request.tools_allowed for request in seen] == [True, True, False]
+    assert "turns" in seen[-1].messages[-1].text
+    assert place.world.count() == 2
+
+
+async def test_a_batch_that_goes_over_is_told_so_and_the_next_answer_is_the_last(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    settled, seen = await landing(place, p.Policy(max_tool_calls=1), [once("a"), once("b")], "without them")
+    assert settled.status == "completed"
+    assert place.world.count() == 0
+    assert [request.tools_allowed for request in seen] == [True, False]
+    assert all("policy.tool_calls" in result.content for result in seen[-1].messages[-2].results)
+
+
+async def test_when_the_tokens_are_used_up_the_next_answer_is_the_last() -> None:
+    @p.tool(effect="pure")
+    def look() -> str:
+        return "nothing " * 50
+
+    asked: list[bool] = []
+
+    def answer(request: Request) -> Any:
+        asked.append(request.tools_allowed)
+        return call("look") if request.tools_allowed else say("enough")
+
+    policy = p.Policy(token_budget=2_000, max_turns=100)
+    result = await p.Agent("a", tools=[look], model=Scripted(answer), policy=policy).run("go")
+    assert result.output == "enough"
+    assert asked[-1] is False
+    assert all(asked[:-1])
+    assert 3 < len(asked) < 12
+    assert result.usage.input + result.usage.output < 3_000
+
+
+async def test_there_is_never_a_second_last_answer(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    settled, seen = await landing(place, p.Policy(max_turns=1), [once("a")], [once("b")])
+    assert settled.status == "failed"
+    assert settled.failure.kind == "policy.turns"
+    assert "called a tool" in settled.failure.message
+    assert len(seen) == 2
+    assert place.world.count() == 1
+
+
+async def test_a_last_answer_has_no_disposition_and_says_what_was_used_up(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+
+    @p.tool(effect="pure")
+    def look() -> int:
+        return 1
+
+    model = Scripted([call("look"), say("fine")])
+    agent = p.Agent("a", tools=[look], model=model, policy=p.Policy(max_turns=1), disposition=lambda _: "done")
+    assert (await agent.run("go")).disposition is None
+    async with place.app(agent) as app:
+        receipt = await app.submit(agent, "go", thread="t")
+        assert (await app.settlement(receipt, timeout=20)).disposition is None
+        last = [view.data async for view in app.observe(receipt)][-1]
+        assert last["exhausted"] == "turns"
+
+
+async def test_an_answer_that_is_there_is_taken_whatever_it_used(tmp_path: Path) -> None:
+    agent = p.Agent("a", model=Scripted([say("x" * 4_000)]), policy=p.Policy(token_budget=200, max_turns=1))
+    assert (await agent.run("go")).output == "x" * 4_000
 
 
 @pytest.mark.parametrize("turn", [BROKEN, [["nothing", {}]], [once(do="refuse")], [once(do="raise")]])

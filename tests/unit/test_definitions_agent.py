@@ -65,7 +65,7 @@ def test_policy_defaults_are_finite() -> None:
     policy = Policy()
     assert policy.values() == {
         "max_turns": 16, "max_tool_calls": 64, "max_duration": None, "concurrency": 4, "token_budget": None,
-        "model_calls": "repeat", "repeated_failure_limit": 3, "output_retries": 2, "tool_result_bytes": 51_200,
+        "cost_budget": None, "model_calls": "repeat", "on_exhaustion": "final-answer", "repeated_failure_limit": 3, "output_retries": 2, "tool_result_bytes": 51_200,
     }  # fmt: skip
     assert policy.duration_seconds(waiting=False) == 30 * 60
     assert policy.duration_seconds(waiting=True) == 7 * 24 * 3600
@@ -95,8 +95,12 @@ def test_policy_durations_are_seconds(given: Any) -> None:
         ({"output_retries": -1}, "0 to 1,000,000"),
         ({"tool_result_bytes": 255}, "256 to 1,048,576"),
         ({"tool_result_bytes": 2**20 + 1}, "256 to 1,048,576"),
-        ({"model_calls": "twice"}, "Use 'repeat'"),
-        ({"model_calls": "once"}, "not built yet"),
+        ({"model_calls": "twice"}, "Use 'repeat' or 'once'"),
+        ({"on_exhaustion": "stop"}, "Use 'final-answer' or 'fail'"),
+        ({"cost_budget": 0}, "0.000001"),
+        ({"cost_budget": "many"}, "Use dollars"),
+        ({"cost_budget": float("nan")}, "Use dollars"),
+        ({"cost_budget": True}, "Use dollars"),
         ({"model_calls": None}, "Use 'repeat'"),
         ({"max_duration": 0}, "above zero"),
         ({"max_duration": "0s"}, "above zero"),

@@ -13,7 +13,7 @@ from perdure.agent.events import Event
 from perdure.definitions.agent import AgentDefinition
 from perdure.engine.attempt import Attempt
 from perdure.errors import Invalid
-from perdure.ports.provider import Model
+from perdure.ports.provider import Capability, Model, profile_of
 
 Resolve = Callable[[Any], Model]
 _resolvers: list[Resolve] = []
@@ -28,7 +28,7 @@ def model_of(definition: AgentDefinition, model: Any = None) -> Model:
     """The model to ask: the given one, else the agent's own.
 
     Raises:
-        Invalid: there is none, or it is no model.
+        Invalid: there is none, it is no model, or it declares that it cannot do what the agent needs.
     """
     chosen = model if model is not None else definition.model
     if chosen is None:
@@ -38,12 +38,36 @@ def model_of(definition: AgentDefinition, model: Any = None) -> Model:
     if isinstance(chosen, str):
         if not _resolvers:
             raise Invalid(f"The model {chosen!r} cannot be resolved here.", help="Give a Model object.")
-        return _resolvers[0](chosen)
-    if not isinstance(chosen, Model):
+    elif not isinstance(chosen, Model) and not _resolvers:
         raise Invalid(
             f"{type(chosen).__name__} is no model.", help="Give a string such as 'openai:NAME' or a Model object."
         )
-    return chosen
+    found = _resolvers[0](chosen) if _resolvers else chosen
+    _negotiate(definition, found)
+    return found
+
+
+def _negotiate(definition: AgentDefinition, model: Model) -> None:
+    """Refuse before any run starts what would fail in every run."""
+    profile = profile_of(model)
+    if definition.policy.cost_budget is not None and profile.price is None:
+        raise Invalid(
+            f"Agent {definition.name!r} has a cost budget, and nobody knows what model `{model.name}` costs.",
+            help="Give the model price=Price(input=..., output=...), or use token_budget.",
+        )
+    if profile.capabilities is None:
+        return
+    needs: dict[Capability, str] = {}
+    if definition.tools:
+        needs["tools"] = "has tools"
+    if definition.settings.get("reasoning_effort") not in (None, "none"):
+        needs["reasoning_effort"] = "sets a reasoning effort"
+    for capability, why in needs.items():
+        if capability not in profile.capabilities:
+            raise Invalid(
+                f"Agent {definition.name!r} {why}; model `{model.name}` declares that it cannot do that ({capability}).",
+                help=f"What it can do: {', '.join(sorted(profile.capabilities))}.",
+            )
 
 
 class Agent(AgentDefinition):

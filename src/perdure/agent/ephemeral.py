@@ -77,6 +77,8 @@ class Result(msgspec.Struct, frozen=True):
         output: decoded to the agent's output type.
         thread, run: identities. turns: model responses. usage: tokens.
         finish_reason: the provider's reason for the last response. disposition: the application's tag.
+        cost: US dollars of its responses, None without a price. exhausted: the limit that was used up before the answer
+            (``turns``, ``tool_calls``, ``tokens``, ``cost``); empty when none was.
     """
 
     output: Any
@@ -86,6 +88,8 @@ class Result(msgspec.Struct, frozen=True):
     usage: Usage
     finish_reason: str
     disposition: str | None = None
+    cost: float | None = None
+    exhausted: str = ""
 
 
 def result_of(definition: AgentDefinition, attempt: Attempt) -> Result:
@@ -106,7 +110,11 @@ def result_of(definition: AgentDefinition, attempt: Attempt) -> Result:
         raise RunFailed(message, kind=kind, unknown=unknown)
     last = run.turns[-1].response
     output = definition.output_codec.decode(run.completed.output, "recorded output")
-    return Result(output, attempt.thread, run.id, len(run.turns), run.usage, last.finish, run.completed.disposition)
+    cost = None if run.unpriced or (not run.cost and not last.prices) else run.cost / 1_000_000
+    return Result(
+        output, attempt.thread, run.id, len(run.turns), run.usage, last.finish, run.completed.disposition, cost,
+        settled.exhausted,
+    )  # fmt: skip
 
 
 def _unknown_message(run: fold.Run) -> str:

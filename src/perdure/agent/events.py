@@ -34,6 +34,30 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
     text: str
 
 
+class ModelCallFailed(msgspec.Struct, frozen=True):
+    """A try of a model call gave no response. ``dispatched``: ``no``, ``yes`` or ``unknown``.
+
+    ``retry_in`` is in seconds; None: it is not tried again.
+    """
+
+    turn: int
+    attempt: int
+    dispatched: str
+    message: str
+    retry_in: float | None = None
+
+
+class BudgetWarning(msgspec.Struct, frozen=True):
+    """80 % of a limit are used: ``turns``, ``tool_calls``, ``tokens``, ``cost`` (micro-USD) or ``duration`` (seconds).
+
+    Told once for each limit.
+    """
+
+    limit: str
+    used: int
+    allowed: int
+
+
 class ToolCallStarted(msgspec.Struct, frozen=True):
     """A call was dispatched."""
 
@@ -88,6 +112,8 @@ Event = (
     | TurnStarted
     | TextDelta
     | ReasoningDelta
+    | ModelCallFailed
+    | BudgetWarning
     | ToolCallStarted
     | ToolCallProgress
     | ToolCallEnded

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,29 +18,27 @@ from perdure import canonical, ids
 from perdure.agent import events
 from perdure.agent.batch import Batch, Toolbox, ask_approval, needs_approval, start_call
 from perdure.agent.events import Event
+from perdure.agent.meter import Meter
 from perdure.agent.prompt import PromptView
 from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.tool import Tool
 from perdure.engine.attempt import Attempt, Ended, Settled, Yielded
 from perdure.engine.effects import failure_of
+from perdure.engine.inference import Answer, CallFailed, CallUnknown, ModelCalls
 from perdure.engine.intents import Op
 from perdure.errors import ApprovalSuspensionError, Invalid
-from perdure.limits import (
-    FAILURE_MESSAGE_CHARS_MAX,
-    MODEL_BACKOFF_SECONDS_MAX,
-    MODEL_BACKOFF_SECONDS_MIN,
-    MODEL_TRIES_MAX,
-    RESPONSE_BYTES_MAX,
-    RESPONSE_CALLS_MAX,
-)
+from perdure.limits import FAILURE_MESSAGE_CHARS_MAX
 from perdure.ports.failpoints import Boundary
-from perdure.ports.provider import Delta, Model, ModelError, Request, Response
+from perdure.ports.provider import Delta, Message, Model, Request, UserMessage
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
-from perdure.records.parts import CallPart, Failure, TextPart
+from perdure.records.parts import CallPart, Charge, Failure, TextPart
 from perdure.records.run import (
     AcceptedLimits,
+    ModelCallFailed,
+    ModelCallResolved,
+    ModelCallUnknown,
     ModelResponseInterrupted,
     ModelResponseRecorded,
     OutputRejected,
@@ -50,9 +47,15 @@ from perdure.records.run import (
     ToolOperation,
 )
 from perdure.records.thread import ThreadCreated, UserInputRecorded
-from perdure.rules import fold, recovery
+from perdure.rules import accounting, budget, fold, recovery
 
 Emit = Callable[[Event], None]
+
+
+_LAST_ANSWER = (
+    "A limit of this run is used up ({limit}). Give your final answer now, with what you have; tools cannot be called "
+    "any more."
+)
 
 
 class _RunFailure(Exception):
@@ -89,7 +92,9 @@ class Interpreter:
         self.attempt = attempt
         self.definition = definition
         self.toolbox = toolbox
-        self.model = model
+        self.calls = ModelCalls(
+            attempt, model, emit=None if emit is None else self._delta, told=None if emit is None else self._call_failed
+        )
         self.services = services
         self._superseded = superseded
         self._emit = emit
@@ -97,6 +102,9 @@ class Interpreter:
         self._view: PromptView | None = None
         self._arguments: dict[str, dict[str, Any]] = {}
         self._prepared: list[str] = []
+        self._output_schema = None if definition.output_codec.is_text else definition.output_codec.schema()
+        self._meter = Meter(toolbox.specs, self._output_schema)
+        self._warned: set[str] | None = None
         self._strict = {name for name, tool in toolbox.tools.items() if tool.on_failure == "fail"}
 
     async def advance(self) -> Ended:
@@ -105,6 +113,10 @@ class Interpreter:
             return await self._advance()
         except _RunFailure as failed:
             return await self._fail(failed.failure)
+        except CallFailed as failed:
+            return await self._fail(failed.failure, failed.records, failed.ops)
+        except CallUnknown:
+            return await self.attempt.park()
         except asyncio.CancelledError:
             attempt, task = self.attempt, asyncio.current_task()
             if attempt.broken is not None or attempt.interrupted in (None, "shutdown") or task is None:
@@ -121,9 +133,9 @@ class Interpreter:
             return await self.attempt.settle("cancelled")
         return await self._fail(Failure("policy.duration", "The run reached its deadline."))
 
-    async def _fail(self, failure: Failure, records: Sequence[Record] = ()) -> Settled:
+    async def _fail(self, failure: Failure, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> Settled:
         self._tell(events.RunEnded("failed", failure.kind, failure.message))
-        return await self.attempt.settle("failed", failure=failure, records=records)
+        return await self.attempt.settle("failed", failure=failure, records=records, then=ops)
 
     def _tell(self, event: Event) -> None:
         if self._emit is not None:
@@ -145,9 +157,9 @@ class Interpreter:
         if started.deadline <= attempt.host.clock.now():
             raise _RunFailure(Failure("policy.duration", "The run reached its deadline."))
         attempt.watch_deadline(started.deadline)
-        if self._superseded and run.open_turn() is None and not self._final(run):
-            record = ModelResponseInterrupted(run.id, len(run.turns) + 1, attempt.epoch - 1)
-            await attempt.append(Boundary.REPAIR, [record])
+        waits = await self._recover_call(run, started)
+        if waits is not None:
+            return waits
         while True:
             if attempt.interrupted is not None:
                 raise asyncio.CancelledError  # a tool may have swallowed it
@@ -158,12 +170,53 @@ class Interpreter:
                 if ended is not None:
                     return ended
                 continue
-            self._check_limits(run, started.limits)
-            answer = run.turns[-1].response if self._final(run) else await self._respond(run, started)
+            streak, most = run.failure_streak, started.limits.repeated_failure_limit
+            if most and streak >= most:
+                raise _RunFailure(Failure("policy.repeated_failures", f"{streak} tool calls in a row failed."))
+            answer, ops = (run.turns[-1].response, ()) if self._final(run) else await self._respond(run, started)
             if answer is not None:
-                settled = await self._answer(run, started.limits, answer)
+                settled = await self._answer(run, started.limits, answer, ops)
                 if settled is not None:
                     return settled
+
+    async def _recover_call(self, run: fold.Run, started: RunStarted) -> Ended | None:
+        """What an earlier owner's model call left: an unknown to wait for, a verdict to obey, or a charge to count."""
+        attempt = self.attempt
+        prepared = run.model_prepared
+        if prepared is not None:
+            lost = ModelCallUnknown(
+                run.id, prepared.turn, prepared.effect, prepared.model,
+                "it was started, and its owner vanished before an outcome was recorded", prepared.reserved,
+            )  # fmt: skip
+            effect, now = prepared.effect, attempt.host.clock.now()
+            await attempt.append(
+                Boundary.CALL_UNKNOWN, [lost], (lambda tx: tx.ledger.end_effect(effect, "unknown", None, now),)
+            )
+        if run.model_unknown is not None:
+            return await attempt.park()
+        if run.model_verdict is not None:
+            return await self._obey(run, started, run.model_verdict)
+        repeats = started.limits.model_calls == "repeat"
+        if self._superseded and repeats and run.open_turn() is None and not self._final(run):
+            charged = self._reserve(self._prompt())
+            record = ModelResponseInterrupted(run.id, len(run.turns) + 1, attempt.epoch - 1, charged)
+            await attempt.append(Boundary.REPAIR, [record])
+        return None
+
+    async def _obey(self, run: fold.Run, started: RunStarted, verdict: ModelCallResolved) -> Ended | None:
+        match verdict.verdict:
+            case "applied":
+                text = canonical.decode(verdict.result, "the verdict's result")
+                answer = ModelResponseRecorded(
+                    run.id, verdict.turn, self.calls.model.name, (TextPart(str(text)),), "stop", effect=verdict.effect
+                )
+                return await self._answer(run, started.limits, answer)
+            case "refused":
+                raise _RunFailure(verdict.failure or Failure("model", "The model call was refused by verdict."))
+            case "cancel_run":
+                return Yielded()  # the cancel is on its way
+            case _:
+                return None
 
     @staticmethod
     def _final(run: fold.Run) -> bool:
@@ -175,18 +228,6 @@ class Interpreter:
         for call in run.turns[-1].calls if self._strict and run.turns else ():
             if call.failure is not None and not call.withdrawn and call.operation.tool in self._strict:
                 raise _RunFailure(call.failure)
-
-    def _check_limits(self, run: fold.Run, limits: AcceptedLimits) -> None:
-        final = self._final(run)
-        if limits.repeated_failure_limit and run.failure_streak >= limits.repeated_failure_limit:
-            raise _RunFailure(Failure("policy.repeated_failures", f"{run.failure_streak} tool calls in a row failed."))
-        used = run.usage.input + run.usage.output
-        if limits.token_budget is not None and used > limits.token_budget and not final:
-            raise _RunFailure(
-                Failure("policy.tokens", f"The run used {used:,} tokens of its budget of {limits.token_budget:,}.")
-            )
-        if len(run.turns) >= limits.max_turns and not final:
-            raise _RunFailure(Failure("policy.turns", f"The run used all of its {limits.max_turns} turns."))
 
     # -- start --------------------------------------------------------------------------------------------------------
     async def _start(self) -> None:
@@ -235,6 +276,9 @@ class Interpreter:
             policy.tool_result_bytes,
             policy.output_retries,
             policy.token_budget,
+            policy.cost_budget_micro_usd,
+            policy.on_exhaustion,
+            policy.model_calls,
         )
         deadline = self.attempt.host.clock.now() + duration  # time in the queue does not count
         return RunStarted(run, submission, self.definition.name, self.definition.digest, deadline, limits, instructions)
@@ -245,85 +289,113 @@ class Interpreter:
             self._view = PromptView(self.attempt.state, self.attempt.run.id)
         return self._view
 
-    async def _respond(self, run: fold.Run, started: RunStarted) -> ModelResponseRecorded | None:
+    async def _respond(self, run: fold.Run, started: RunStarted) -> tuple[ModelResponseRecorded | None, tuple[Op, ...]]:
         """Ask for the next turn. Returns the answer if it is one: it is recorded with what comes of it."""
-        number = len(run.turns) + 1
+        number, limits = len(run.turns) + 1, started.limits
         view = self._prompt()
+        messages = view.for_model()
+        final = self._exhausted(run, limits, messages)
+        if final is not None:
+            messages = [*messages, UserMessage(_LAST_ANSWER.format(limit=final.replace("_", " ")))]
         request = Request(
             agent=self.definition.name,
             run=run.id,
             turn=number,
-            messages=view.for_model(),
+            messages=messages,
             tools=self.toolbox.specs,
-            output_schema=None if self.definition.output_codec.is_text else self.definition.output_codec.schema(),
+            output_schema=self._output_schema,
             timeout=max(0.001, (started.deadline - self.attempt.host.clock.now()) / 1_000_000),
             settings=self.definition.settings,
+            tools_allowed=final is None,
         )
+        self._warn(run, limits)
         self._tell(events.TurnStarted(number))
-        response, tries = await self._ask(request)
-        answer = await self._record(run, started.limits, number, response, tries)
-        self._tell(events.TurnCompleted(number, response.finish))
+        answered = await self.calls.ask(request, lambda: self._reserve(view))
+        self._meter.counted(len(messages), answered.response.usage)
+        answer = await self._record(run, limits, number, answered, final)
+        self._tell(events.TurnCompleted(number, answered.response.finish))
         if answer is None and not run.turns[-1].open:
             view.extend(run.turns[-1])
-        return answer
+        return answer, answered.ops
 
-    async def _ask(self, request: Request) -> tuple[Response, int]:
-        """One response, repeated at its boundary with backoff where the provider says it may be."""
-        host = self.attempt.host
-        emit = None if self._emit is None else self._delta(request.turn)
-        for tries in range(1, MODEL_TRIES_MAX + 1):
-            try:
-                if host.store.failpoint is not None:
-                    host.hit(Boundary.MODEL_CALL, "before")
-                response = await self.model.respond(request, emit)
-                if host.store.failpoint is not None:
-                    host.hit(Boundary.MODEL_CALL, "after")
-                return _checked(response), tries
-            except ModelError as error:
-                if not error.retryable or tries == MODEL_TRIES_MAX:
-                    raise _RunFailure(failure_of(error, "model")) from error
-                await asyncio.sleep(_backoff(tries, error.retry_after))
-            except Exception as error:
-                raise _RunFailure(failure_of(error, "model")) from error
-        raise AssertionError("unreachable")
+    def _exhausted(self, run: fold.Run, limits: AcceptedLimits, messages: list[Message]) -> budget.Limit | None:
+        """The limit that makes the next call the last, or None.
 
-    def _delta(self, turn: int) -> Callable[[Delta], None]:
-        def emit(delta: Delta) -> None:
-            kind = events.TextDelta if delta.kind == "text" else events.ReasoningDelta
-            self._tell(kind(turn, delta.text))
+        Raises:
+            _RunFailure: it leaves room for none.
+        """
+        profile = self.calls.profile
+        needed = accounting.reserve(self._meter.prompt(messages), self._output_most or 0, profile.price)
+        limit = budget.exhausted(run, limits, needed)
+        if limit is None:
+            return None
+        asked = bool(run.turns) and run.turns[-1].response.final  # there is never a second last answer
+        if limits.on_exhaustion == "fail" or asked or not run.turns:
+            raise _RunFailure(budget.failure(run, limits, limit))
+        return limit
 
-        return emit
+    @property
+    def _output_most(self) -> int | None:
+        """The most tokens of an answer, where somebody set it."""
+        most = self.definition.settings.get("max_tokens", self.calls.profile.max_output_tokens)
+        return most if isinstance(most, int) else None
+
+    def _reserve(self, view: PromptView) -> Charge:
+        return accounting.reserve(self._meter.prompt(view.messages), self._output_most, self.calls.profile.price)
+
+    def _warn(self, run: fold.Run, limits: AcceptedLimits) -> None:
+        """Tell once that most of a limit is used. What an earlier attempt had used was told then."""
+        if self._emit is None:
+            return
+        shares = budget.shares(run, limits, self.attempt.host.clock.now())
+        reached = {name for name, share in shares.items() if budget.warned(*share)}
+        if self._warned is None:
+            self._warned = reached if len(run.turns) > 0 else set()
+        for name in sorted(reached - self._warned):
+            self._tell(events.BudgetWarning(name, *shares[name]))
+        self._warned |= reached
+
+    def _call_failed(self, turn: int, record: ModelCallFailed, delay: float | None) -> None:
+        said = events.ModelCallFailed(turn, record.attempt, record.dispatched, record.failure.message, delay)
+        self._tell(said)
+
+    def _delta(self, turn: int, delta: Delta) -> None:
+        kind = events.TextDelta if delta.kind == "text" else events.ReasoningDelta
+        self._tell(kind(turn, delta.text))
 
     async def _record(
-        self, run: fold.Run, limits: AcceptedLimits, number: int, response: Response, tries: int
+        self, run: fold.Run, limits: AcceptedLimits, number: int, answered: Answer, final: budget.Limit | None
     ) -> ModelResponseRecorded | None:
         """Commit the response, with the requests for approval and the first started records of its batch.
 
         Returns an answer uncommitted: one commit holds it and the settlement, or it and its rejection.
         """
+        response = answered.response
         calls = [part for part in response.parts if isinstance(part, CallPart)]
-        operations = self._preflight(number, calls, truncated=response.finish == "length")
+        over = run.tool_calls + len(calls) > limits.max_tool_calls
+        operations = self._preflight(number, calls, limits, truncated=response.finish == "length", over=over)
         parts = tuple(_storable(part) for part in response.parts)
         record = ModelResponseRecorded(
-            run.id, number, response.model, parts, response.finish, response.usage, operations, tries,
-            msgspec.Raw(response.continuation or b"null"),
+            run.id, number, response.model, parts, response.finish, response.usage, operations,
+            continuation=msgspec.Raw(response.continuation or b"null"), evidence=response.evidence,
+            cost=answered.cost, prices=answered.prices, effect=answered.effect, final=final or "", charged=answered.charged,
         )  # fmt: skip
         if not calls:
             return record
+        if final is not None or (over and limits.on_exhaustion == "fail"):
+            failure = budget.failure(run, limits, final or "tool_calls")
+            await self.attempt.append(Boundary.RESPONSE, [record], answered.ops)  # its calls are withdrawn with the run
+            said = " Asked for its last answer, the model called a tool." if final else ""
+            raise _RunFailure(Failure(failure.kind, failure.message + said))
         records: list[Record] = [record]
-        ops: list[Op] = []
-        if run.tool_calls + len(calls) > limits.max_tool_calls:
-            await self.attempt.append(Boundary.RESPONSE, records)
-            raise _RunFailure(
-                Failure(
-                    "policy.tool_calls", f"The run may make {limits.max_tool_calls} tool calls; this batch is over."
-                )
-            )
+        ops = [*answered.ops]
         self._prepare(calls, operations, limits.concurrency, records, ops)
         await self.attempt.append(Boundary.RESPONSE, records, ops)
         return None
 
-    def _preflight(self, number: int, calls: list[CallPart], *, truncated: bool) -> tuple[ToolOperation, ...]:
+    def _preflight(
+        self, number: int, calls: list[CallPart], limits: AcceptedLimits, *, truncated: bool, over: bool
+    ) -> tuple[ToolOperation, ...]:
         """Judge every call before any handler: what cannot run is told to the model, what can is bound to a contract."""
         operations = []
         seen: set[str] = set()
@@ -333,7 +405,10 @@ class Interpreter:
             seen.add(part.provider_id)
             tool = self.toolbox.tools.get(part.name)
             rejected: Failure | None = None
-            if truncated:
+            if over:
+                said = f"The run may make {limits.max_tool_calls} tool calls; this batch goes over, so none of it ran."
+                rejected = Failure("policy.tool_calls", said)
+            elif truncated:
                 rejected = Failure("truncated", "The response was cut; none of its calls ran. Answer shorter.")
             elif repeated:
                 rejected = Failure("repeated_id", f"Call id {part.provider_id[:64]!r} was used twice in one response.")
@@ -441,23 +516,27 @@ class Interpreter:
             raise ApprovalSuspensionError(f"Retaining resources before the approval wait failed: {error}") from error
 
     # -- the end --------------------------------------------------------------------------------------------------------
-    async def _answer(self, run: fold.Run, limits: AcceptedLimits, answer: ModelResponseRecorded) -> Settled | None:
+    async def _answer(
+        self, run: fold.Run, limits: AcceptedLimits, answer: ModelResponseRecorded, ops: Sequence[Op] = ()
+    ) -> Settled | None:
         """Settle with an answer, or reject it (None: the model may answer again)."""
         new = [] if run.turns and run.turns[-1].response is answer else [answer]
         try:
             completed = self._complete(answer)
         except Invalid as error:
             failure = Failure("output", str(error)[:FAILURE_MESSAGE_CHARS_MAX])
-            if run.output_rejections >= limits.output_retries:
-                return await self._fail(failure, new)
+            if run.output_rejections >= limits.output_retries or answer.final:
+                return await self._fail(failure, new, ops)
             rejected = OutputRejected(run.id, answer.turn, failure)
-            await self.attempt.append(Boundary.OUTPUT_REJECTED, [*new, rejected])
+            await self.attempt.append(Boundary.OUTPUT_REJECTED, [*new, rejected], ops)
             self._view = None  # built again, with the rejection in its place
             return None
         except _RunFailure as failed:
-            return await self._fail(failed.failure, new)
+            return await self._fail(failed.failure, new, ops)
         self._tell(events.RunEnded("completed"))
-        return await self.attempt.settle("completed", completed=completed, records=new)
+        return await self.attempt.settle(
+            "completed", completed=completed, records=new, then=ops, exhausted=answer.final
+        )
 
     def _complete(self, answer: ModelResponseRecorded) -> RunCompleted:
         """The result of an answer.
@@ -474,7 +553,7 @@ class Interpreter:
         except UnicodeEncodeError as error:
             raise Invalid(str(error)) from error
         disposition = None
-        if self.definition.disposition is not None:
+        if self.definition.disposition is not None and not answer.final:
             try:
                 disposition = ids.check_id(self.definition.disposition(value), "disposition")
             except Exception as error:
@@ -501,23 +580,3 @@ def _storable(part: Any) -> Any:
         return text.encode("utf-8", "replace").decode() if isinstance(text, str) else text
 
     return type(part)(**{name: clean(getattr(part, name)) for name in part.__struct_fields__})
-
-
-def _checked(response: Response) -> Response:
-    """Refuse a response beyond the engine's bounds."""
-    calls = sum(isinstance(part, CallPart) for part in response.parts)
-    if calls > RESPONSE_CALLS_MAX:
-        raise ModelError(f"The response holds {calls:,} calls; the limit is {RESPONSE_CALLS_MAX:,}.", dispatched="yes")
-    size = sum(len(part.arguments if isinstance(part, CallPart) else part.text) for part in response.parts)
-    if size > RESPONSE_BYTES_MAX:
-        raise ModelError(
-            f"The response holds {size:,} characters; the limit is {RESPONSE_BYTES_MAX:,}.", dispatched="yes"
-        )
-    return response
-
-
-def _backoff(tries: int, retry_after: float | None) -> float:
-    if retry_after is not None:
-        return min(MODEL_BACKOFF_SECONDS_MAX, max(0.0, retry_after))
-    ceiling = min(MODEL_BACKOFF_SECONDS_MAX, MODEL_BACKOFF_SECONDS_MIN * 2 ** (tries - 1))
-    return random.uniform(ceiling / 2, ceiling)

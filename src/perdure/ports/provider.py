@@ -12,10 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from perdure.errors import Error
-from perdure.records.parts import Evidence, Part, Usage
+from perdure.records.parts import NO_EVIDENCE, Evidence, Part, Usage
 from perdure.rules.accounting import Price, Rate
-
-_NOTHING_SEEN = Evidence()
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -136,7 +134,7 @@ class Response(msgspec.Struct, frozen=True):
     model: str
     usage: Usage = Usage()
     continuation: bytes = b""
-    evidence: Evidence = Evidence()
+    evidence: Evidence = NO_EVIDENCE
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -183,7 +181,7 @@ class ModelError(Error):
         retry_after: float | None = None,
         help: str = "",
         kind: ModelFailure = "model",
-        evidence: Evidence = _NOTHING_SEEN,
+        evidence: Evidence = NO_EVIDENCE,
     ) -> None:
         super().__init__(message, help=help)
         self.dispatched = dispatched

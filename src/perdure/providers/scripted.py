@@ -20,10 +20,12 @@ from perdure import canonical
 from perdure.errors import Invalid
 from perdure.limits import RESPONSE_CALLS_MAX
 from perdure.ports.provider import (
+    UNDECLARED,
     AssistantMessage,
     Delta,
     Message,
     ModelError,
+    Profile,
     Request,
     Response,
     ToolMessage,
@@ -136,12 +138,14 @@ class Scripted:
             ``Response`` for what these cannot say (reasoning, ``finish="length"``); or a function, sync or async, from
             ``Request`` to such an item. The item of turn *n* of a run is the n-th, also when the call is repeated.
         name: the model's name, recorded with each response.
+        profile: what the model declares of itself (capabilities, price, rate); by default nothing.
 
     Running out of script is a ``ModelError`` that is not retried. Token counts are one for every 4 characters begun.
     """
 
-    def __init__(self, script: Script, *, name: str = "scripted") -> None:
+    def __init__(self, script: Script, *, name: str = "scripted", profile: Profile = UNDECLARED) -> None:
         self._name = name
+        self.profile = profile
         self._requests: deque[tuple[Request, int]] = deque(maxlen=REQUESTS_KEPT_MAX)
         self._counted: dict[str, tuple[int, int, Message | None]] = {}  # run: messages counted, characters, the last
         self._function: Callable[[Request], Item | Awaitable[Item]] | None = None

@@ -64,6 +64,9 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     status: int | None = None
 
 
+NO_EVIDENCE = Evidence()  # the one default: a field that holds it is left out of the stored bytes
+
+
 class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     """What a model call of unknown outcome is charged until somebody knows better: its reservation.
 
@@ -77,6 +80,9 @@ class Charge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, 
     output: int = 0
     cost: int | None = None
     prices: str = ""
+
+
+NO_CHARGE = Charge()
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

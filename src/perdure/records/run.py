@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from perdure.records.effect import Verdict
-from perdure.records.parts import Charge, Evidence, Failure, Part, Usage
+from perdure.records.parts import NO_CHARGE, NO_EVIDENCE, Charge, Evidence, Failure, Part, Usage
 
 Dispatched = Literal["no", "yes", "unknown"]
 """Whether a model call surely never left, surely failed at the provider, or may have been served."""
@@ -92,7 +92,7 @@ class ModelCallPrepared(
     request_digest: str
     effect: str = ""
     model: str = ""
-    reserved: Charge = Charge()
+    reserved: Charge = NO_CHARGE
 
 
 class ModelResponseRecorded(
@@ -110,6 +110,7 @@ class ModelResponseRecorded(
         cost: micro-USD by real usage at the price of version ``prices``; None without a price.
         effect: the effect it confirms, where the call was ``once``.
         final: the model was asked for its last answer, without tools, because ``final`` was used up.
+        charged: its reservation, where the provider told no usage.
     """
 
     run: str
@@ -121,11 +122,12 @@ class ModelResponseRecorded(
     operations: tuple[ToolOperation, ...] = ()
     tries: int = 1
     continuation: msgspec.Raw = msgspec.Raw()
-    evidence: Evidence = Evidence()
+    evidence: Evidence = NO_EVIDENCE
     cost: int | None = None
     prices: str = ""
     effect: str = ""
     final: str = ""
+    charged: Charge = NO_CHARGE
 
 
 class ModelCallFailed(
@@ -152,8 +154,8 @@ class ModelCallFailed(
     model: str
     dispatched: Dispatched
     failure: Failure
-    evidence: Evidence = Evidence()
-    charged: Charge = Charge()
+    evidence: Evidence = NO_EVIDENCE
+    charged: Charge = NO_CHARGE
     effect: str = ""
 
 
@@ -173,8 +175,8 @@ class ModelCallUnknown(
     effect: str
     model: str
     reason: str
-    charged: Charge = Charge()
-    evidence: Evidence = Evidence()
+    charged: Charge = NO_CHARGE
+    evidence: Evidence = NO_EVIDENCE
 
     @property
     def call(self) -> str:
@@ -228,7 +230,7 @@ class ModelResponseInterrupted(
     run: str
     turn: int
     superseded_epoch: int
-    charged: Charge = Charge()
+    charged: Charge = NO_CHARGE
 
 
 def model_place(turn: int) -> str:

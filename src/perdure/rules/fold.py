@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.errors import Corrupt
 from perdure.records import codec, effect, run, thread
-from perdure.records.parts import CallPart, Charge, Failure, Usage
+from perdure.records.parts import NO_CHARGE, CallPart, Charge, Failure, Usage
 
 Unknown = effect.ToolCallUnknown | run.ModelCallUnknown
 """An open unknown of a run: both kinds have ``effect``, ``call``, ``tool``, ``step`` and ``reason``."""
@@ -105,7 +105,8 @@ class Run(msgspec.Struct):
     charged: Charge = msgspec.field(default_factory=Charge)  # reservations of calls that may have been served
     model_tries: int = 0
     model_failures: int = 0  # tries that gave no response
-    turn_failures: int = 0  # those of the turn that comes next
+    turn_tries: int = 0  # of the turn that comes next, whatever became of them
+    turn_failures: int = 0  # those of them that gave no response though nobody interrupted them
     session_lost: bool = False  # the provider refused what a continuation named; newer responses have their own
     model_prepared: run.ModelCallPrepared | None = None  # a `once` model call that has no outcome yet
     model_unknown: run.ModelCallUnknown | None = None
@@ -208,7 +209,7 @@ def _model_prepared(state: Thread, record: run.ModelCallPrepared) -> None:
 
 def _charge(owner: Run, charge: Charge, sign: int = 1) -> None:
     """Add a reservation to what a run is charged, or take it off."""
-    if charge == _NO_CHARGE:
+    if charge == NO_CHARGE:
         return
     total = owner.charged
     cost = (total.cost or 0) + sign * (charge.cost or 0)
@@ -217,17 +218,16 @@ def _charge(owner: Run, charge: Charge, sign: int = 1) -> None:
         owner.unpriced += sign
 
 
-_NO_CHARGE = Charge()
-
-
 def _model_failed(state: Thread, record: run.ModelCallFailed) -> None:
     owner = _run(state, record)
     if record.turn != len(owner.turns) + 1:
         raise _fail(state, record, f"is about turn {record.turn} after turn {len(owner.turns)}")
     owner.model_prepared = None
     owner.model_tries += 1
-    owner.model_failures += 1
-    owner.turn_failures += 1
+    owner.turn_tries += 1
+    if record.failure.kind != "cancelled":
+        owner.model_failures += 1
+        owner.turn_failures += 1
     owner.session_lost = owner.session_lost or record.failure.kind == "model.session"
     _charge(owner, record.charged)
 
@@ -239,6 +239,7 @@ def _model_unknown(state: Thread, record: run.ModelCallUnknown) -> None:
     owner.model_prepared = None
     owner.model_unknown = record
     owner.model_tries += 1
+    owner.turn_tries += 1
     _charge(owner, record.charged)
 
 
@@ -272,8 +273,9 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
     turns.append(turn)
     owner.model_tries += record.tries
     owner.model_prepared = owner.model_verdict = None
-    owner.turn_failures = 0
+    owner.turn_tries = owner.turn_failures = 0
     owner.session_lost = False
+    _charge(owner, record.charged)
     if record.cost is not None:
         owner.cost += record.cost
     elif record.usage != _NO_USAGE:
@@ -296,6 +298,7 @@ _NO_USAGE = Usage()
 def _interrupted(state: Thread, record: run.ModelResponseInterrupted) -> None:
     owner = _run(state, record)
     owner.model_tries += 1
+    owner.turn_tries += 1
     _charge(owner, record.charged)
 
 
@@ -386,7 +389,10 @@ def _close(owner: Run, call: Call, failure: Failure | None) -> None:
     owner.turns[call.turn - 1].unclosed -= 1
     call.failure = failure
     call.unknown = None
-    owner.failure_streak = owner.failure_streak + 1 if failure is not None else 0
+    if failure is None:
+        owner.failure_streak = 0
+    elif failure.kind != "policy.tool_calls":  # not the call's fault
+        owner.failure_streak += 1
 
 
 def _call_settled(state: Thread, record: effect.ToolCallSettled) -> None:
