@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import perdure as p
-from perdure.rules import recovery
+from perdure.rules import plans
 from perdure.testing.world import check_laws
 from support.place import LEASE, Place, until
 from support.puppets import once, play, puppet
@@ -193,7 +193,7 @@ async def test_a_killed_once_call_is_never_run_again(tmp_path: Path) -> None:
 
 async def test_a_killed_once_call_is_never_run_again_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protection off: recovery takes every started call for an idempotent one."""
-    monkeypatch.setattr(recovery, "_lost", lambda call, prepared, contract: recovery.Rerun(call.id, "idempotent"))
+    monkeypatch.setattr(plans, "_lost", lambda call, prepared, contract: plans.Rerun(call.id, "idempotent"))
     with pytest.raises(AssertionError, match="took place 2 times"):
         await recovered(Place(tmp_path))
 

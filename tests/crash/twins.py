@@ -30,7 +30,7 @@ from perdure.records import codec
 from perdure.records.effect import ToolCallSettled, ToolCallWithdrawn
 from perdure.records.parts import Failure
 from perdure.records.thread import CancelRequested
-from perdure.rules import fold, recovery
+from perdure.rules import fold, plans
 from perdure.stores.sqlite.ledger import SqliteLedger
 from perdure.stores.sqlite.log import SqliteLog
 
@@ -223,7 +223,7 @@ def unknown_treated_as_failed() -> None:
 @twin("once tool", "took place 2 times")
 def once_recovered_as_idempotent() -> None:
     """Recovery runs again whatever was started."""
-    patch(recovery, "_lost", lambda call, prepared, contract: recovery.Rerun(call.id, "idempotent"))
+    patch(plans, "_lost", lambda call, prepared, contract: plans.Rerun(call.id, "idempotent"))
 
 
 # -- what people said ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +28,14 @@ from perdure.records.effect import (
     ToolStepRefused,
     ToolStepSettled,
 )
-from perdure.records.parts import CallPart, Failure, TextPart
+from perdure.records.parts import CallPart, Charge, Failure, TextPart
+from perdure.records.parts import Evidence as Wire
 from perdure.records.run import (
     AcceptedLimits,
+    ModelCallFailed,
     ModelCallPrepared,
+    ModelCallResolved,
+    ModelCallUnknown,
     ModelResponseInterrupted,
     ModelResponseRecorded,
     OutputRejected,
@@ -39,49 +44,57 @@ from perdure.records.run import (
     ToolOperation,
 )
 from perdure.records.thread import CancelRequested, SubmissionSettled, ThreadCreated, UserInputRecorded
-from perdure.rules import fold, recovery
+from perdure.rules import fold
+from perdure.rules import plans as plans_
 from perdure.rules.lifecycle import EffectClass
 from perdure.rules.lifecycle import SubmissionState as State
-from perdure.rules.recovery import (
+from perdure.rules.plans import (
     MISSING,
+    AwaitBinding,
+    AwaitDecision,
+    AwaitVerdict,
+    Doubt,
+    Inject,
+    NeedsProbe,
+    Rerun,
+    RetireUnavailable,
+    Reuse,
+    Run,
+    Withdraw,
+    batch_plan,
+    call_plan,
+    doubts,
+    lost_model_call,
+    model_doubts,
+)
+from perdure.rules.plans import unknown as unknown_record
+from perdure.rules.recovery import (
+    AnswerFromVerdict,
     AppendIntents,
     AppendReservedSettlement,
     ApplyInput,
     AwaitApprovalDecision,
-    AwaitBinding,
     AwaitClaim,
-    AwaitDecision,
     AwaitUnknownResolution,
-    AwaitVerdict,
     Blocked,
     CompleteFromHistory,
     CompleteMaterialization,
     Decision,
-    Doubt,
     Evidence,
     FailDuration,
+    FailFromVerdict,
     FinalizeLedgerFromHistory,
     FinalizeReserved,
     FinishFromResponse,
-    Inject,
     MarkUnknown,
-    NeedsProbe,
     NoAction,
     Poisoned,
     RepairInputMarker,
     RepairReadiness,
-    Rerun,
     ResumeFromTurnBoundary,
     ResumePendingBatch,
-    RetireUnavailable,
-    Reuse,
-    Run,
     SettleCancelled,
-    Withdraw,
-    batch_plan,
-    call_plan,
     classify,
-    doubts,
     gather,
     result_digest,
 )
@@ -166,13 +179,36 @@ def decide(*records: Record, state: State = State.INPUT_APPLIED, **more: Any) ->
     return classify(see(*records, state=state, **more))
 
 
-def plans(*records: Record, contracts: Mapping[str, str] | None = TOOLS) -> tuple[recovery.CallPlan, ...]:
+def plans(*records: Record, contracts: Mapping[str, str] | None = TOOLS) -> tuple[plans_.CallPlan, ...]:
     turn = folded(*records).runs[R].open_turn()
     assert turn is not None
     return batch_plan(turn, contracts)
 
 
-LOST = Doubt("1.0", "e1.0/1", "once", recovery._LOST)
+RESERVED = Charge(1_000, 4_096, 15_000, "2026-11")
+
+
+def model_prepared(turn: int = 1, attempt: int = 1) -> ModelCallPrepared:
+    return ModelCallPrepared(R, turn, attempt, "q" * 64, f"m{turn}/{attempt}", "gpt", RESERVED)
+
+
+def model_failed(turn: int = 1, attempt: int = 1, dispatched: Any = "yes") -> ModelCallFailed:
+    failure = Failure("model.rate_limit", "busy")
+    return ModelCallFailed(
+        R, turn, attempt, "gpt", dispatched, failure, Wire(status=429), effect=f"m{turn}/{attempt}"
+    )  # fmt: skip
+
+
+def model_unknown(turn: int = 1, attempt: int = 1) -> ModelCallUnknown:
+    return ModelCallUnknown(R, turn, f"m{turn}/{attempt}", "gpt", "its owner vanished", RESERVED)
+
+
+def model_verdict(said: Any, turn: int = 1, attempt: int = 1, **more: Any) -> ModelCallResolved:
+    return ModelCallResolved(R, turn, f"m{turn}/{attempt}", said, "ada", "looked", **more)
+
+
+LOST_CALL = Doubt("1.model", "m1/1", "gpt", plans_._LOST)
+LOST = Doubt("1.0", "e1.0/1", "once", plans_._LOST)
 
 
 # -- the seed's table: last committed boundary -> recovery ----------------------------------------------------------
@@ -242,7 +278,7 @@ class TestSeedTable:
     def test_cancel_preserves_evidence_and_cannot_replace_a_settlement_that_won(self) -> None:
         cancel = CancelRequested(S, "ada", "enough")
         records = (*BEGUN, response("once"), prepared("1.0"), cancel)
-        ended = Doubt("1.0", "e1.0/1", "once", recovery._ENDED)
+        ended = Doubt("1.0", "e1.0/1", "once", plans_._ENDED)
         assert decide(*records) == SettleCancelled((ended,), requested=True)
         assert decide(*records, state=State.TERMINALIZING, reservation=True) == AppendReservedSettlement()
 
@@ -286,8 +322,84 @@ class TestSpecificationTable:
         records = (*BEGUN, response("observe"), settled("1.0"))
         assert decide(*records) == ResumeFromTurnBoundary(2, started=True)
 
-    def test_row_08_model_call_of_class_once_in_flight_is_not_repeated(self) -> None:
-        assert isinstance(decide(*BEGUN, ModelCallPrepared(R, 1, 1, "q")), Blocked)
+    def test_row_08_model_call_of_class_once_in_flight_is_unknown_and_never_repeated(self) -> None:
+        for contracts in (TOOLS, CHANGED, NONE_LEFT, None):
+            assert decide(*BEGUN, model_prepared(), contracts=contracts) == MarkUnknown((LOST_CALL,))
+        later = (*BEGUN, response("observe"), settled("1.0"), model_prepared(2))
+        assert decide(*later) == MarkUnknown((Doubt("2.model", "m2/1", "gpt", plans_._LOST),))
+
+    def test_row_08_model_call_of_class_once_that_definitely_failed_may_be_made_again(self) -> None:
+        records = (*BEGUN, model_prepared(), model_failed())
+        assert decide(*records) == ResumeFromTurnBoundary(1, started=True)
+        assert decide(*records, model_prepared(attempt=2)) == MarkUnknown(
+            (Doubt("1.model", "m1/2", "gpt", plans_._LOST),)
+        )
+
+    @pytest.mark.parametrize("dispatched", ["no", "yes", "unknown"])
+    def test_row_08_a_failed_try_of_a_repeatable_model_call_is_followed_by_another(self, dispatched: Any) -> None:
+        failed = ModelCallFailed(R, 1, 1, "gpt", dispatched, Failure("model", "cut off"), charged=RESERVED)
+        assert decide(*BEGUN, failed) == ResumeFromTurnBoundary(1, started=True)
+
+    def test_row_08_model_call_of_unknown_outcome_waits_for_its_verdict(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown())
+        for state in (State.RUNNING, State.INPUT_APPLIED, State.SUSPENDED, State.UNKNOWN):
+            for contracts in (TOOLS, CHANGED, None):
+                assert decide(*records, state=state, contracts=contracts) == AwaitUnknownResolution(("m1/1",))
+
+    def test_row_08_its_verdict_is_taken_in_first(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown())
+        found = decide(*records, state=State.UNKNOWN, verdict_intents={"m1/1": "applied"})
+        assert found == AppendIntents(verdicts=("m1/1",))
+
+    def test_row_08_a_verdict_on_a_model_call_in_flight_waits_until_that_is_recorded_unknown(self) -> None:
+        records = (*BEGUN, model_prepared())
+        assert decide(*records, verdict_intents={"m1/1": "applied"}) == MarkUnknown((LOST_CALL,))
+
+    def test_row_08_a_second_verdict_on_a_model_call_has_nothing_to_decide(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown(), model_verdict("not_applied"))
+        assert decide(*records, verdict_intents={"m1/1": "applied"}) == AppendIntents(moot=("m1/1",))
+
+    @pytest.mark.parametrize("said", ["not_applied", "safe_to_retry", "compensated"])
+    def test_row_08_a_verdict_that_frees_it_lets_the_same_turn_be_asked_again(self, said: str) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown(), model_verdict(said))
+        for state in (State.UNKNOWN, State.INPUT_APPLIED):
+            assert decide(*records, state=state) == ResumeFromTurnBoundary(1, started=True)
+
+    def test_row_08_what_a_verdict_leaves_charged(self) -> None:
+        charged = {
+            said: folded(*BEGUN, model_prepared(), model_unknown(), model_verdict(said)).runs[R].charged
+            for said in ("applied", "safe_to_retry", "not_applied", "refused")
+        }
+        free = Charge()
+        assert charged == {
+            "applied": Charge(1_000, 4_096, 15_000), "safe_to_retry": Charge(1_000, 4_096, 15_000),
+            "not_applied": free, "refused": free,
+        }  # fmt: skip
+
+    def test_row_08_a_verdict_that_gives_the_answer_is_the_response(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown(), model_verdict("applied", result=Raw(b'"Paid."')))
+        for contracts in (TOOLS, CHANGED, None):
+            assert decide(*records, state=State.UNKNOWN, contracts=contracts) == AnswerFromVerdict(1, "m1/1")
+        answered = msgspec.structs.replace(response(), effect="m1/1")
+        assert decide(*records, answered) == FinishFromResponse(1)
+
+    def test_row_08_a_verdict_that_refuses_it_fails_the_run(self) -> None:
+        why = Failure("model", "the account was closed")
+        records = (*BEGUN, model_prepared(), model_unknown())
+        assert decide(*records, model_verdict("refused", failure=why)) == FailFromVerdict(why)
+        bare = decide(*records, model_verdict("refused"))
+        assert isinstance(bare, FailFromVerdict)
+        assert bare.failure.kind == "model"
+
+    def test_row_08_a_verdict_on_it_that_cancels_is_a_cancel_even_alone(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown(), model_verdict("cancel_run"))
+        assert decide(*records) == SettleCancelled((), requested=False)
+
+    def test_row_08_a_second_loss_is_unknown_again(self) -> None:
+        records = (*BEGUN, model_prepared(), model_unknown(), model_verdict("safe_to_retry"), model_prepared(attempt=2))
+        assert decide(*records) == MarkUnknown((Doubt("1.model", "m1/2", "gpt", plans_._LOST),))
+        again = decide(*records, model_unknown(attempt=2), state=State.UNKNOWN)
+        assert again == AwaitUnknownResolution(("m1/2",))
 
     def test_row_09_response_complete_without_tools(self) -> None:
         assert decide(*BEGUN, response()) == FinishFromResponse(1)
@@ -349,7 +461,7 @@ class TestSpecificationTable:
     def test_row_14_prepared_without_result_of_a_repeatable_class(self, tool: Any) -> None:
         records = (*BEGUN, response(tool), prepared("1.0", tool))
         assert decide(*records, contracts=TOOLS) == ResumePendingBatch(1, (Rerun("1.0", tool),))
-        doubt = Doubt("1.0", "e1.0/1", tool, recovery._CHANGED)
+        doubt = Doubt("1.0", "e1.0/1", tool, plans_._CHANGED)
         assert decide(*records, contracts=CHANGED) == MarkUnknown((doubt,))
         assert decide(*records, contracts=NONE_LEFT) == MarkUnknown((doubt,))
         assert decide(*records) == ResumePendingBatch(1, (AwaitBinding("1.0"),))
@@ -367,12 +479,12 @@ class TestSpecificationTable:
         reenter = ResumePendingBatch(1, (Rerun("1.0", "steps", steps=True),))
         assert decide(*records, contracts=TOOLS) == reenter  # also with no step recorded
         assert decide(*records, ToolStepSettled(R, "1.0", "a", Raw(b"1")), contracts=TOOLS) == reenter
-        changed = Doubt("1.0", "e1.0/1", "steps", recovery._CHANGED)
+        changed = Doubt("1.0", "e1.0/1", "steps", plans_._CHANGED)
         assert decide(*records, contracts=CHANGED) == MarkUnknown((changed,))
 
     def test_row_16_once_step_in_flight(self) -> None:
         records = (*BEGUN, response("steps"), prepared("1.0", "steps"), step_prepared("pay"))
-        doubt = Doubt("1.0", "e1.0/pay", "steps", recovery._LOST, "pay")
+        doubt = Doubt("1.0", "e1.0/pay", "steps", plans_._LOST, "pay")
         assert decide(*records, contracts=TOOLS) == MarkUnknown((doubt,))
         assert decide(*records, unknown("1.0", step="pay"), contracts=TOOLS) == AwaitUnknownResolution(("e1.0/pay",))
         freed = (*records, unknown("1.0", step="pay"), verdict("1.0", "not_applied", step="pay"))
@@ -471,6 +583,13 @@ class TestSpecificationTable:
         assert isinstance(found, SettleCancelled)
         assert [(d.call, d.step) for d in found.doubts] == [("1.0", None), ("1.0", "pay"), ("1.1", None)]
 
+    def test_row_29_records_a_started_model_call_unknown(self) -> None:
+        records = (*BEGUN, model_prepared(), CancelRequested(S, "ada", "enough"))
+        ended = Doubt("1.model", "m1/1", "gpt", plans_._ENDED)
+        assert decide(*records) == SettleCancelled((ended,), requested=True)
+        parked = (*BEGUN, model_prepared(), model_unknown(), CancelRequested(S, "ada", "enough"))
+        assert decide(*parked, state=State.UNKNOWN) == SettleCancelled((), requested=True)
+
     def test_row_29_a_verdict_that_cancels_is_a_cancel_even_alone(self) -> None:
         records = (*BEGUN, response("once"), prepared("1.0"), unknown("1.0"), verdict("1.0", "cancel_run"))
         assert decide(*records, contracts=TOOLS) == SettleCancelled((), requested=False)
@@ -492,9 +611,11 @@ class TestSpecificationTable:
     def test_row_31_past_the_deadline(self) -> None:
         assert decide(*BEGUN, past_deadline=True) == FailDuration(())
         records = (*BEGUN, response("once", "observe"), prepared("1.0"))
-        ended = Doubt("1.0", "e1.0/1", "once", recovery._ENDED)
+        ended = Doubt("1.0", "e1.0/1", "once", plans_._ENDED)
         for state in (State.INPUT_APPLIED, State.SUSPENDED, State.UNKNOWN):
             assert decide(*records, state=state, past_deadline=True, contracts=TOOLS) == FailDuration((ended,))
+        asked = decide(*BEGUN, model_prepared(), past_deadline=True)
+        assert asked == FailDuration((Doubt("1.model", "m1/1", "gpt", plans_._ENDED),))
 
     def test_row_31_the_deadline_of_a_run_that_never_started_does_not_exist(self) -> None:
         assert decide(CREATED, state=State.READY, past_deadline=True) == AwaitClaim()
@@ -549,7 +670,7 @@ class TestCallPlan:
     def test_safe_to_retry_does_not_authorize_changed_code(self) -> None:
         freed = call(response("once"), prepared("1.0"), unknown("1.0"), verdict("1.0", "safe_to_retry"))
         assert call_plan(freed, "contract-once") == Rerun("1.0", "safe_to_retry")
-        doubt = Doubt("1.0", "e1.0/1", "once", recovery._CHANGED)
+        doubt = Doubt("1.0", "e1.0/1", "once", plans_._CHANGED)
         assert call_plan(freed, "contract-new") == NeedsProbe("1.0", (doubt,))
         assert call_plan(freed, MISSING) == NeedsProbe("1.0", (doubt,))
         assert call_plan(freed, None) == AwaitBinding("1.0")
@@ -570,13 +691,13 @@ class TestCallPlan:
             prepared("1.0", attempt=2),
         )
         found = call_plan(call(*again), "contract-once")
-        assert found == NeedsProbe("1.0", (Doubt("1.0", "e1.0/2", "once", recovery._LOST),))
+        assert found == NeedsProbe("1.0", (Doubt("1.0", "e1.0/2", "once", plans_._LOST),))
 
     @pytest.mark.parametrize("tool", ["idempotent", "keyed", "steps"])
     def test_a_call_that_never_comes_to_an_outcome_becomes_unknown(self, tool: str) -> None:
         tries: list[Record] = [prepared("1.0", tool, n) for n in range(1, ATTEMPTS_WITHOUT_PROGRESS_MAX + 1)]
         assert isinstance(call_plan(call(response(tool), *tries[:-1]), f"contract-{tool}"), Rerun)
-        doubt = Doubt("1.0", f"e1.0/{len(tries)}", tool, recovery._WORN)
+        doubt = Doubt("1.0", f"e1.0/{len(tries)}", tool, plans_._WORN)
         for contract in (f"contract-{tool}", None):
             assert call_plan(call(response(tool), *tries), contract) == NeedsProbe("1.0", (doubt,))
 
@@ -603,6 +724,24 @@ class TestCallPlan:
             assert isinstance(third, Run | RetireUnavailable)
 
 
+class TestModelCall:
+    def run_of(self, *records: Record) -> fold.Run:
+        return folded(*BEGUN, *records).runs[R]
+
+    def test_only_a_call_in_flight_is_in_doubt(self) -> None:
+        assert model_doubts(None) == ()
+        assert model_doubts(self.run_of()) == ()
+        assert lost_model_call(self.run_of(model_prepared())) == (LOST_CALL,)
+        for ended in (model_failed(), model_unknown(), msgspec.structs.replace(response(), effect="m1/1")):
+            assert model_doubts(self.run_of(model_prepared(), ended)) == ()
+
+    def test_a_doubt_is_recorded_as_what_it_is_about(self) -> None:
+        started = self.run_of(model_prepared())
+        assert unknown_record(started, LOST_CALL) == ModelCallUnknown(R, 1, "m1/1", "gpt", plans_._LOST, RESERVED)
+        tool = self.run_of(response("once"), prepared("1.0"))
+        assert unknown_record(tool, LOST) == ToolCallUnknown(R, "1.0", "e1.0/1", "once", plans_._LOST)
+
+
 # -- one submission ---------------------------------------------------------------------------------------------------
 
 
@@ -613,8 +752,12 @@ def test_poisoned_work_runs_nothing_until_it_is_redriven() -> None:
     assert decide(*BEGUN, response(), **worn) == stopped
     assert decide(*BEGUN, response("once"), **worn) == stopped
     assert decide(CREATED, state=State.RUNNING, **worn) == stopped
+    for said in ("not_applied", "safe_to_retry", "applied", "refused"):
+        assert decide(*BEGUN, model_prepared(), model_unknown(), model_verdict(said), **worn) == stopped
     # what must be recorded or waited for is not execution
     assert decide(*BEGUN, response("once"), prepared("1.0"), **worn) == MarkUnknown((LOST,))
+    assert decide(*BEGUN, model_prepared(), **worn) == MarkUnknown((LOST_CALL,))
+    assert decide(*BEGUN, model_prepared(), model_unknown(), **worn) == AwaitUnknownResolution(("m1/1",))
     assert isinstance(decide(*BEGUN, response("once"), asked("1.0"), **worn), AwaitApprovalDecision)
     assert isinstance(decide(*BEGUN, CancelRequested(S, "a", "b"), **worn), SettleCancelled)
     assert isinstance(decide(*BEGUN, past_deadline=True, **worn), FailDuration)
@@ -659,6 +802,15 @@ def test_a_settled_run_takes_a_verdict_on_what_stayed_unknown_and_nothing_else()
     )
     assert found == AppendIntents(verdicts=("e1.0/1",), moot=("apr1.1", "cancel"))
     assert decide(*records, state=State.SETTLED) == NoAction()
+
+
+def test_a_settled_run_takes_a_verdict_on_a_model_call_that_stayed_unknown() -> None:
+    ended = SubmissionSettled(S, R, "failed", Failure("x", "x"), unknown=("m1/1",))
+    records = (*BEGUN, model_prepared(), model_unknown(), ended)
+    found = decide(*records, state=State.SETTLED, verdict_intents={"m1/1": "applied"})
+    assert found == AppendIntents(verdicts=("m1/1",))
+    audited = (*records, model_verdict("applied", result=Raw(b'"Paid."')))
+    assert decide(*audited, state=State.SETTLED) == NoAction()
 
 
 def test_a_cancel_before_the_input_reaches_the_run() -> None:
@@ -768,7 +920,10 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(settled, CALLS),
     st.builds(lambda c: ToolCallWithdrawn(R, c, Failure("rejected", "no")), CALLS),
     st.just(OutputRejected(R, 1, Failure("output", "no"))),
-    st.just(ModelCallPrepared(R, 1, 1, "q")),
+    st.builds(model_prepared, st.integers(1, 2), st.integers(1, 2)),
+    st.builds(model_failed, st.integers(1, 2), st.integers(1, 2), st.sampled_from(("no", "yes", "unknown"))),
+    st.builds(model_unknown, st.integers(1, 2), st.integers(1, 2)),
+    st.builds(model_verdict, st.sampled_from(VERDICTS), st.integers(1, 2), st.integers(1, 2)),
     st.just(completed()),
     st.just(CancelRequested(S, "ada", "no")),
     st.just(SETTLED),
@@ -790,7 +945,7 @@ def threads(draw: st.DrawFn) -> fold.Thread:
 @st.composite
 def evidence(draw: st.DrawFn) -> tuple[fold.Thread, dict[str, Any]]:
     thread = draw(threads())
-    effects = [f"e{c}/{n}" for c in ("1.0", "1.1", "2.0") for n in ("1", "2", "pay")]
+    effects = [f"e{c}/{n}" for c in ("1.0", "1.1", "2.0") for n in ("1", "2", "pay")] + ["m1/1", "m2/1"]
     return thread, {
         "input_marker": draw(st.sampled_from([None, 2, 2, 2, 3])),
         "reservation": draw(st.sampled_from([False, False, True])),
@@ -848,12 +1003,14 @@ def _obey(thread: fold.Thread, found: Decision, more: dict[str, Any]) -> bool:
     new: list[Record] = []
     match found:
         case AppendIntents(verdicts=effects, approvals=approvals, cancel=cancel):
-            for owner in thread.runs[R].calls.values() if R in thread.runs else ():
-                new += [
-                    ToolCallResolved(R, u.call, u.effect, more["verdict_intents"][u.effect], "ada", "", u.step)
-                    for u in owner.unknowns()
-                    if u.effect in effects
-                ]
+            for u in thread.runs[R].unknowns() if R in thread.runs else ():
+                if u.effect not in effects:
+                    continue
+                said = more["verdict_intents"][u.effect]
+                if isinstance(u, ModelCallUnknown):
+                    new.append(ModelCallResolved(R, u.turn, u.effect, said, "ada", ""))
+                else:
+                    new.append(ToolCallResolved(R, u.call, u.effect, said, "ada", "", u.step))
             new += [decided(approval[3:], "approved") for approval in approvals]
             new += [CancelRequested(S, "ada", "no")] if cancel else []
             more["verdict_intents"] = {
@@ -863,13 +1020,13 @@ def _obey(thread: fold.Thread, found: Decision, more: dict[str, Any]) -> bool:
             more["approval_intents"] = [a for a in more["approval_intents"] if a not in (*approvals, *found.moot)]
             more["cancel_intent"] = False
         case MarkUnknown(doubts=lost):
-            new += [ToolCallUnknown(R, d.call, d.effect, d.tool, d.reason, d.step) for d in lost]
+            new += [unknown_record(thread.runs[R], d) for d in lost]
         case SettleCancelled(doubts=lost, requested=requested):
-            new += [ToolCallUnknown(R, d.call, d.effect, d.tool, d.reason, d.step) for d in lost]
+            new += [unknown_record(thread.runs[R], d) for d in lost]
             new += [] if requested else [CancelRequested(S, "ada", "no")]
             new.append(SubmissionSettled(S, R, "cancelled"))
         case FailDuration(doubts=lost):
-            new += [ToolCallUnknown(R, d.call, d.effect, d.tool, d.reason, d.step) for d in lost]
+            new += [unknown_record(thread.runs[R], d) for d in lost]
             new.append(SubmissionSettled(S, R, "failed", Failure("policy.duration", "late")))
         case CompleteFromHistory():
             new.append(SETTLED)

@@ -1,7 +1,7 @@
 """One batch of tool calls: what may run runs, a few at a time; each outcome is durable as soon as it is known.
 
 The started record of the call that follows rides on the commit of the outcome before it, so a sequence of ``once`` calls
-costs one commit each. Only what is in flight can become unknown. What recovery may do with a call is ``rules.recovery``'s
+costs one commit each. Only what is in flight can become unknown. What recovery may do with a call is ``rules.plans``'
 judgement; this module obeys it, in a fresh batch and in one that an earlier owner left.
 """
 
@@ -41,7 +41,7 @@ from perdure.records.effect import (
 from perdure.records.parts import CallPart, Failure
 from perdure.records.run import ToolOperation
 from perdure.redaction import redact
-from perdure.rules import fold, recovery
+from perdure.rules import fold, plans
 
 _LIVE_TRIES_MAX = 3  # of an idempotent, keyed or stepped call whose outcome got lost while its owner lives
 _encode = msgspec.json.Encoder().encode
@@ -108,29 +108,29 @@ class Batch:
                 await self._ask(doubt.call, doubt.effect, doubt.step)
 
     # -- planning -----------------------------------------------------------------------------------------------------
-    async def _plan(self) -> tuple[deque[fold.Call], list[recovery.Doubt], bool]:
+    async def _plan(self) -> tuple[deque[fold.Call], list[plans.Doubt], bool]:
         """What may run now, what is in doubt and was recorded so, and whether anything was recorded."""
         self._busy: set[tuple[str, str]] = set()
         todo: deque[fold.Call] = deque()
-        doubts: list[recovery.Doubt] = []
+        doubts: list[plans.Doubt] = []
         records: list[Record] = []
         ops: list[Op] = []
-        plans = recovery.batch_plan(self.turn, self.toolbox.contracts)
-        for call, plan in zip(self.turn.calls, plans, strict=True):
+        judged = plans.batch_plan(self.turn, self.toolbox.contracts)
+        for call, plan in zip(self.turn.calls, judged, strict=True):
             if call.id in self._prepared and not call.closed:
                 todo.append(call)
                 continue
             match plan:
-                case recovery.Run() | recovery.Rerun():
+                case plans.Run() | plans.Rerun():
                     self._admit(call, todo, records, ops)
-                case recovery.Withdraw(failure=failure):
+                case plans.Withdraw(failure=failure):
                     records.append(ToolCallWithdrawn(self.attempt.run.id, call.id, failure))
-                case recovery.RetireUnavailable(execution=execution):
+                case plans.RetireUnavailable(execution=execution):
                     records.append(self._retire(call, execution))
-                case recovery.Inject(verdict=verdict):
+                case plans.Inject(verdict=verdict):
                     failed = None if verdict.verdict == "applied" else Failure("refused", verdict.reason or "refused")
                     records.append(ToolCallSettled(self.attempt.run.id, call.id, verdict.result, failed))
-                case recovery.NeedsProbe(doubts=found):
+                case plans.NeedsProbe(doubts=found):
                     doubts.extend(found)
                     self._doubt(found, records, ops)
                 case _:
@@ -182,7 +182,7 @@ class Batch:
             return ToolCallWithdrawn(self.attempt.run.id, call.id, failure)
         return ToolCallSettled(self.attempt.run.id, call.id, failure=failure)
 
-    def _doubt(self, found: Sequence[recovery.Doubt], records: list[Record], ops: list[Op]) -> None:
+    def _doubt(self, found: Sequence[plans.Doubt], records: list[Record], ops: list[Op]) -> None:
         now = self.attempt.host.clock.now()
         for doubt in found:
             records.append(
@@ -231,7 +231,7 @@ class Batch:
 
     def _start(self, call: fold.Call, records: list[Record], ops: list[Op]) -> None:
         """Add the started record of a call, where its class wants one and it has none yet."""
-        if call.id in self._prepared or not recovery.requires_preparation(call):
+        if call.id in self._prepared or not plans.requires_preparation(call):
             return
         tool = self.toolbox.tools[call.operation.tool]
         if call.prepared is not None and call.verdict is None:  # a lost try that its class lets be repeated
@@ -272,7 +272,7 @@ class Batch:
                 return outcome
             if _interrupted(outcome):
                 return outcome
-            if not recovery.requires_preparation(call):
+            if not plans.requires_preparation(call):
                 return effects.RefusedOutcome(Failure("tool", outcome.reason), outcome.cause)
             if (call.operation.effect == "once" and not tool.steps) or attempt == _LIVE_TRIES_MAX:
                 return outcome

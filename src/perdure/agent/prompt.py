@@ -19,7 +19,7 @@ from perdure.ports.provider import (
     UserMessage,
 )
 from perdure.records.parts import CallPart, Part
-from perdure.rules import fold, recovery
+from perdure.rules import fold, plans
 
 _PROVIDER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _decode = msgspec.json.Decoder().decode
@@ -47,7 +47,7 @@ def result_of(call: fold.Call) -> tuple[str, bool]:
     if call.verdict is not None and call.verdict.verdict == "applied":
         return bytes(call.verdict.result).decode(), False
     started = call.prepared is not None or any(call.unknowns()) or bool(call.steps)
-    if recovery.requires_preparation(call) and not started:
+    if plans.requires_preparation(call) and not started:
         return explain("unavailable", "This call was not executed.", execution="not-executed"), True
     return explain(
         "unknown", "The outcome of this call is unknown. Do not assume that it failed; do not repeat it."

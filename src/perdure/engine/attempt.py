@@ -26,11 +26,10 @@ from perdure.records import codec
 from perdure.records.codec import Batch, Record
 from perdure.records.effect import ToolCallUnknown, ToolCallWithdrawn
 from perdure.records.parts import Failure
-from perdure.records.run import RunCompleted
+from perdure.records.run import ModelCallFailed, ModelCallUnknown, ModelResponseRecorded, RunCompleted
 from perdure.records.thread import Outcome as SettledOutcome
 from perdure.records.thread import SubmissionSettled, ThreadCreated
-from perdure.rules import fold
-from perdure.rules import recovery as rules
+from perdure.rules import fold, plans
 
 Interruption = Literal["cancel", "deadline", "shutdown"]
 _failure_encoder = msgspec.json.Encoder()
@@ -246,25 +245,25 @@ class Attempt:
         completed: RunCompleted | None = None,
         records: Sequence[Record] = (),
         then: Sequence[Op] = (),
+        exhausted: str = "",
     ) -> Settled:
         """Record the one settlement and end the claim, in one commit.
 
-        ``completed`` is the run's result, recorded here if it is not yet. Calls that were started and have no outcome
-        are recorded unknown first, and calls that never started are withdrawn.
+        ``completed`` is the run's result, recorded here if it is not yet. Calls that were started and have no outcome,
+        neither in the log nor in ``records``, are recorded unknown first, and calls that never started are withdrawn.
         """
         assert self.submission is not None
         submission, now = self.submission.id, self.host.clock.now()
         before, ops = (list(records), list(then))
         if self.started:
-            closing, closing_ops = _close_calls(
-                self.run, failure or Failure("cancelled", "The run was cancelled."), now
-            )
+            why = failure or Failure("cancelled", "The run was cancelled.")
+            closing, closing_ops = _close_calls(self.run, why, now, ended=before)
             before += closing
             ops += closing_ops
         result = completed or (self.run.completed if self.started else None)
         if completed is not None and self.run.completed is None:
             before.append(completed)
-        unknown = {r.effect for r in before if isinstance(r, ToolCallUnknown)}
+        unknown = {r.effect for r in before if isinstance(r, ToolCallUnknown | ModelCallUnknown)}
         if self.started:
             unknown |= {u.effect for u in self.run.unknowns()}
         settled = SubmissionSettled(
@@ -275,6 +274,7 @@ class Attempt:
             result.result_digest if outcome == "completed" and result else None,
             result.disposition if outcome == "completed" and result else None,
             tuple(sorted(unknown)),
+            exhausted if outcome == "completed" else "",
         )
         encoded = None if failure is None else _failure_encoder.encode(failure)
         number, epoch, token = self.number, self.epoch, self.token
@@ -298,7 +298,8 @@ class Attempt:
                 continue
             failure = Failure("interrupted", "The process ended before the run did.")
             closing, ops = _close_calls(run, failure, now)
-            unknown = {r.effect for r in closing if isinstance(r, ToolCallUnknown)} | {u.effect for u in run.unknowns()}
+            unknown = {r.effect for r in closing if isinstance(r, ToolCallUnknown | ModelCallUnknown)}
+            unknown |= {u.effect for u in run.unknowns()}
             settled = SubmissionSettled(submission, run.id, "failed", failure, unknown=tuple(sorted(unknown)))
             await self.append(Boundary.REPAIR, [*closing, settled], ops)
 
@@ -340,17 +341,25 @@ class Attempt:
         self._end()
 
 
-def _close_calls(run: fold.Run, failure: Failure, now: int) -> tuple[list[Record], list[Op]]:
-    """Give every open call of a run an explicit end, so that its thread stays usable whatever happened."""
-    records: list[Record] = []
-    ops: list[Op] = []
+_MODEL_ENDS = (ModelResponseRecorded, ModelCallFailed, ModelCallUnknown)
+
+
+def _close_calls(
+    run: fold.Run, failure: Failure, now: int, *, ended: Sequence[Record] = ()
+) -> tuple[list[Record], list[Op]]:
+    """Give every open call of a run an explicit end, so that its thread stays usable whatever happened.
+
+    ``ended`` are records of the same commit; a model call that they end is not in doubt.
+    """
+    in_doubt = () if any(isinstance(record, _MODEL_ENDS) for record in ended) else plans.model_doubts(run)
+    records, ops = intents.doubt(run, in_doubt, now)
     turn = run.open_turn()
     for call in turn.calls if turn is not None else ():
         if call.closed:
             continue
-        for doubt in rules.doubts(call):
-            records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
-            ops.append(intents.lose(doubt.effect, now))
+        lost, lost_ops = intents.doubt(run, plans.doubts(call), now)
+        records += lost
+        ops += lost_ops
         if call.prepared is None:
             records.append(ToolCallWithdrawn(run.id, call.id, Failure("cancelled", failure.message)))
         if call.approval is not None and call.decision is None:

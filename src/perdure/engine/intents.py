@@ -6,7 +6,7 @@ them into the log before acting on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -28,8 +28,9 @@ from perdure.records.effect import (
     Verdict,
 )
 from perdure.records.parts import Failure
+from perdure.records.run import ModelCallResolved, ModelCallUnknown
 from perdure.records.thread import CancelRequested, SubmissionSettled
-from perdure.rules import fold
+from perdure.rules import fold, plans
 from perdure.rules.lifecycle import EffectStatus
 
 Op = Callable[[Transaction], None]
@@ -70,6 +71,22 @@ STATUS: dict[Verdict, EffectStatus] = {
     "cancel_run": EffectStatus.UNKNOWN,
     "compensated": EffectStatus.CONFIRMED,
 }
+
+
+def doubt(run: fold.Run, doubts: Iterable[plans.Doubt], now: int) -> tuple[list[Record], list[Op]]:
+    """Records and ledger changes that make started effects of a run open unknowns."""
+    records: list[Record] = []
+    ops: list[Op] = []
+    for found in doubts:
+        record = plans.unknown(run, found)
+        records.append(record)
+        ops.append(_lose_model(found.effect, now) if isinstance(record, ModelCallUnknown) else lose(found.effect, now))
+    return records, ops
+
+
+def _lose_model(effect: str, now: int) -> Op:
+    """Of a model call; there is no probe to ask about one."""
+    return lambda tx: tx.ledger.end_effect(effect, "unknown", None, now)
 
 
 def lose(effect: str, now: int) -> Op:
@@ -142,12 +159,17 @@ def _resolve(state: fold.Thread, intent: Intent, now: int) -> tuple[list[Record]
 def resolve(state: fold.Thread, body: VerdictBody, by: str, reason: str, now: int) -> tuple[list[Record], list[Op]]:
     """Records and ledger changes of a verdict; nothing if the effect is not of open unknown outcome any more."""
     run = state.runs[body.run]
-    call = run.calls[body.call]
-    unknown = call.unknown if body.step is None else fold_step(call, body.step).unknown
 
     def end(tx: Transaction) -> None:
         tx.ledger.end_effect(body.effect, STATUS[body.verdict], body.verdict, now)
 
+    model = run.model_unknown
+    if model is not None and model.effect == body.effect:
+        return [_resolved_model(model, body, by, reason)], [end]
+    call = run.calls.get(body.call)
+    if call is None:  # the place of a model call that has its verdict
+        return [], []
+    unknown = call.unknown if body.step is None else fold_step(call, body.step).unknown
     if unknown is None or unknown.effect != body.effect:
         return [], []
     records: list[Record] = [
@@ -158,6 +180,14 @@ def resolve(state: fold.Thread, body: VerdictBody, by: str, reason: str, now: in
     if run.settled is None:  # a settled run takes the verdict as audit; it resumes nothing
         records.extend(_outcome(body))
     return records, [end]
+
+
+def _resolved_model(unknown: ModelCallUnknown, body: VerdictBody, by: str, reason: str) -> ModelCallResolved:
+    """What the verdict says is all there is: whoever drives the run takes its answer or its failure from this record."""
+    failure = None if body.failure is None else Failure("model", body.failure.message)
+    return ModelCallResolved(
+        body.run, unknown.turn, body.effect, body.verdict, by, reason, body.result, failure, body.evidence
+    )  # fmt: skip
 
 
 def arguments_of(batch: Sequence[Record], row: EffectRow) -> tuple[dict[str, Any], str]:

@@ -29,10 +29,8 @@ from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Claimed, Fault, Intent, WorkItem
 from perdure.ports.log import StoredBatch
 from perdure.ports.store import Transaction
-from perdure.records.codec import Record
-from perdure.records.effect import ToolCallUnknown
 from perdure.records.thread import RepairAnnotated, SubmissionSettled
-from perdure.rules import fold
+from perdure.rules import fold, plans
 from perdure.rules import recovery as rules
 from perdure.rules.lifecycle import SubmissionState
 
@@ -286,13 +284,8 @@ async def _recover_submission(attempt: Attempt, item: WorkItem) -> Report:
     return Report(row.id, row.thread, name, decision.meaning, decision.disposition)
 
 
-async def _mark_unknown(attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[rules.Doubt, ...]) -> None:
-    now = attempt.host.clock.now()
-    records: list[Record] = []
-    ops: list[Op] = []
-    for doubt in doubts:
-        records.append(ToolCallUnknown(run.id, doubt.call, doubt.effect, doubt.tool, doubt.reason, doubt.step))
-        ops.append(intents.lose(doubt.effect, now))
+async def _mark_unknown(attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[plans.Doubt, ...]) -> None:
+    records, ops = intents.doubt(run, doubts, attempt.host.clock.now())
     records.append(RepairAnnotated(submission, "MarkUnknown", rules.MarkUnknown.meaning))
     await attempt.append(Boundary.CALL_UNKNOWN, records, ops)
 

@@ -1,14 +1,13 @@
 """What to do with one owed submission: evidence in, exactly one decision out. Pure.
 
 Leases are no evidence: the fenced claim decides who acts. The order in which evidence is weighed is the tuple
-``_PRECEDENCE`` and nothing else. A decision names what to do; ``engine`` does it, then classifies again. Nothing here
-authorizes execution unless today's replay contract of a tool is the one its call was declared under.
+``_PRECEDENCE`` and nothing else. A decision names what to do; ``engine`` does it, then classifies again. What becomes of
+the calls of an open batch is judged in ``plans``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from enum import Enum
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import msgspec
@@ -16,280 +15,28 @@ import msgspec
 from perdure.canonical import decode, digest
 from perdure.errors import Invalid
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX
-from perdure.records.effect import ToolCallPrepared, ToolCallResolved
 from perdure.records.parts import Failure
 from perdure.records.thread import SubmissionSettled
 from perdure.rules import fold
-from perdure.rules.lifecycle import EffectClass
 from perdure.rules.lifecycle import SubmissionState as State
+from perdure.rules.plans import (
+    Advancing,
+    AwaitDecision,
+    CallPlan,
+    Doubt,
+    NeedsProbe,
+    batch_plan,
+    doubts,
+    lost_model_call,
+    model_doubts,
+)
 
 Disposition = Literal["repaired", "deferred", "none", "unknown"]
-Execution = Literal["not-executed", "unavailable"]
-
-
-class Missing(Enum):
-    """The contract of a tool that today's definition does not have."""
-
-    MISSING = "missing"
-
-
-MISSING = Missing.MISSING
-Contract = str | Missing | None
-"""Today's replay contract of a call's tool; ``MISSING`` when the tool is gone; None when no binding is at hand."""
-
-
-# -- one call ---------------------------------------------------------------------------------------------------------
-
-
-class Doubt(msgspec.Struct, frozen=True):
-    """A started effect without outcome, as it is to be recorded unknown unless a probe answers."""
-
-    call: str
-    effect: str
-    tool: str
-    reason: str
-    step: str | None = None
-
-
-class Run(msgspec.Struct, frozen=True):
-    """No try is recorded and the contract is the same: dispatch. For pure and observe that proves no absence of one."""
-
-    call: str
-
-
-class Rerun(msgspec.Struct, frozen=True):
-    """A try is recorded and another is authorized, with the same key. ``steps``: re-enter, recorded steps are read."""
-
-    call: str
-    why: Literal["pure", "observe", "idempotent", "keyed", "steps", "not_applied", "safe_to_retry"]
-    steps: bool = False
-
-
-class Reuse(msgspec.Struct, frozen=True):
-    """It has a canonical result or was withdrawn: nothing to do."""
-
-    call: str
-
-
-class Inject(msgspec.Struct, frozen=True):
-    """A canonical verdict decides the result (applied, refused, compensated): settle with it, run nothing."""
-
-    call: str
-    verdict: ToolCallResolved
-
-
-class Withdraw(msgspec.Struct, frozen=True):
-    """It may never be dispatched (refused at preflight, approval not given): record that, run nothing."""
-
-    call: str
-    failure: Failure
-
-
-class RetireUnavailable(msgspec.Struct, frozen=True):
-    """Its tool is gone or changed: answer it as unavailable, run nothing.
-
-    ``not-executed`` is proven (its class requires a started record and there is none, or a verdict says not applied);
-    ``unavailable`` claims nothing.
-    """
-
-    call: str
-    execution: Execution
-
-
-class NeedsProbe(msgspec.Struct, frozen=True):
-    """Started, and nobody may say what happened: ask the probe if there is one, else record each doubt unknown."""
-
-    call: str
-    doubts: tuple[Doubt, ...]
-
-
-class AwaitDecision(msgspec.Struct, frozen=True):
-    """Its approval was asked and is not decided in the log."""
-
-    call: str
-    approval: str
-
-
-class AwaitVerdict(msgspec.Struct, frozen=True):
-    """Of recorded unknown outcome, or held until every unknown of its batch has a verdict."""
-
-    call: str
-    effects: tuple[str, ...]
-
-
-class AwaitBinding(msgspec.Struct, frozen=True):
-    """It may go on, but only where its tool is at hand: leave it to a worker."""
-
-    call: str
-
-
-CallPlan = (
-    Run
-    | Rerun
-    | Reuse
-    | Inject
-    | Withdraw
-    | RetireUnavailable
-    | NeedsProbe
-    | AwaitDecision
-    | AwaitVerdict
-    | AwaitBinding
-)
-Advancing = Run | Rerun | Inject | Withdraw | RetireUnavailable | AwaitBinding
-
-_CHANGED = "its tool was started under another contract than today's, or is gone"
-_LOST = "it was started, and its owner vanished before an outcome was recorded"
-_WORN = f"it was tried {ATTEMPTS_WITHOUT_PROGRESS_MAX} times and never came to an outcome"
-_ENDED = "its run ended while it was in flight"
-
-
-def effect_class(call: fold.Call) -> EffectClass:
-    """The class a call was declared under; anything unreadable promises nothing."""
-    try:
-        return EffectClass(call.operation.effect)
-    except ValueError:
-        return EffectClass.ONCE
-
-
-def requires_preparation(call: fold.Call) -> bool:
-    """Whether dispatch of this call is always preceded by a started record."""
-    return call.operation.steps or effect_class(call).prepared
-
-
-def _same_contract(call: fold.Call, contract: Contract) -> bool:
-    declared = call.operation.contract
-    started = call.prepared is None or call.prepared.contract == declared
-    return bool(declared) and contract == declared and started
-
-
-def _step_doubts(call: fold.Call, reason: str) -> tuple[Doubt, ...]:
-    return tuple(
-        Doubt(call.id, step.prepared.effect, call.operation.tool, reason, name)
-        for name, step in call.steps.items()
-        if step.prepared is not None and step.unknown is None
-    )
-
-
-def doubts(call: fold.Call, reason: str = _ENDED) -> tuple[Doubt, ...]:
-    """Every started effect of a call that has neither outcome nor unknown: what a settlement must record first."""
-    if call.closed:
-        return ()
-    own: tuple[Doubt, ...] = ()
-    if call.in_flight and call.prepared is not None:
-        own = (Doubt(call.id, call.prepared.effect, call.operation.tool, reason),)
-    return own + _step_doubts(call, reason)
-
-
-def call_plan(call: fold.Call, contract: Contract) -> CallPlan:
-    """What to do with one call of a run that goes on, by its records and today's contract of its tool.
-
-    Siblings are not looked at: :func:`batch_plan` also holds what must wait for the rest of the batch.
-    """
-    if call.closed:
-        return Reuse(call.id)
-    return _by_record(call) or _by_contract(call, contract)
-
-
-def _by_record(call: fold.Call) -> CallPlan | None:
-    """The plans that the records alone decide, whatever the tools are today."""
-    if lost := _step_doubts(call, _LOST):
-        return NeedsProbe(call.id, lost)
-    if unknown := tuple(u.effect for u in call.unknowns()):
-        return AwaitVerdict(call.id, unknown)
-    if call.verdict is not None:
-        if call.verdict.verdict == "cancel_run":
-            return AwaitVerdict(call.id, (call.verdict.effect,))
-        if call.verdict.verdict not in ("not_applied", "safe_to_retry"):
-            return Inject(call.id, call.verdict)
-    if call.prepared is None:
-        if call.operation.rejected is not None:
-            return Withdraw(call.id, call.operation.rejected)
-        if call.approval is not None and call.decision is None:
-            return AwaitDecision(call.id, call.approval.approval)
-        if call.decision is not None and call.decision.decision != "approved":
-            said = f"Approval {call.decision.decision} by {call.decision.by}: {call.decision.reason}".rstrip(": ")
-            return Withdraw(call.id, Failure("rejected", said))
-    return None
-
-
-def _by_contract(call: fold.Call, contract: Contract) -> CallPlan:
-    """The plans that also depend on whether today's tool is the one the call was declared under."""
-    if call.prepared is None or not requires_preparation(call):
-        if contract is None:
-            return AwaitBinding(call.id)
-        if not _same_contract(call, contract):
-            return RetireUnavailable(call.id, "not-executed" if requires_preparation(call) else "unavailable")
-        if call.prepared is None:
-            return Run(call.id)
-        return Rerun(call.id, "pure" if effect_class(call) is EffectClass.PURE else "observe")
-    if call.verdict is not None:
-        return _freed(call, call.prepared, call.verdict, contract)
-    return _lost(call, call.prepared, contract)
-
-
-def _doubt(call: fold.Call, prepared: ToolCallPrepared, reason: str) -> NeedsProbe:
-    return NeedsProbe(call.id, (Doubt(call.id, prepared.effect, call.operation.tool, reason),))
-
-
-def _freed(call: fold.Call, prepared: ToolCallPrepared, verdict: ToolCallResolved, contract: Contract) -> CallPlan:
-    """A verdict allows another try: of the same code. ``safe_to_retry`` says nothing about changed code."""
-    if contract is None:
-        return AwaitBinding(call.id)
-    same = _same_contract(call, contract)
-    if verdict.verdict == "not_applied":
-        if same:
-            return Rerun(call.id, "not_applied", call.operation.steps)
-        return RetireUnavailable(call.id, "not-executed")
-    if same:
-        return Rerun(call.id, "safe_to_retry", call.operation.steps)
-    return _doubt(call, prepared, _CHANGED)
-
-
-def _lost(call: fold.Call, prepared: ToolCallPrepared, contract: Contract) -> CallPlan:
-    """Started, and neither an outcome nor a verdict: only the declared class permits another try."""
-    kind, steps = effect_class(call), call.operation.steps
-    if kind is EffectClass.ONCE and not steps:
-        return _doubt(call, prepared, _LOST)
-    if call.tries - call.tries_at_progress >= ATTEMPTS_WITHOUT_PROGRESS_MAX:
-        return _doubt(call, prepared, _WORN)
-    if contract is None:
-        return AwaitBinding(call.id)
-    if not _same_contract(call, contract):
-        return _doubt(call, prepared, _CHANGED)
-    if steps:
-        return Rerun(call.id, "steps", steps=True)
-    return Rerun(call.id, "keyed" if kind is EffectClass.KEYED else "idempotent")
-
-
-def contract_of(contracts: Mapping[str, str] | None, tool: str) -> Contract:
-    """Today's contract of a tool by name, as :func:`call_plan` wants it."""
-    return None if contracts is None else contracts.get(tool, MISSING)
-
-
-def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[CallPlan, ...]:
-    """One plan for each call of a batch, in order of declaration.
-
-    While any call is unknown, siblings that were never started go on, but a call that a verdict freed for another try
-    is held until every unknown of the batch has its verdict: a batch is not reopened in part.
-    """
-    plans = tuple(call_plan(call, contract_of(contracts, call.operation.tool)) for call in turn.calls)
-    open_effects = tuple(u.effect for call in turn.calls for u in call.unknowns())
-    if not open_effects:
-        return plans
-    return tuple(
-        AwaitVerdict(call.id, open_effects)
-        if call.verdict is not None and isinstance(plan, Rerun | RetireUnavailable | AwaitBinding | NeedsProbe)
-        else plan
-        for call, plan in zip(turn.calls, plans, strict=True)
-    )
 
 
 def result_digest(output: msgspec.Raw | bytes, disposition: str | None) -> str:
     """Digest over output and disposition: ``RunCompleted.result_digest``, which the settlement repeats."""
     return digest(["result", 1, decode(output, "output"), disposition])
-
-
-# -- one submission ---------------------------------------------------------------------------------------------------
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -517,8 +264,28 @@ class FinishFromResponse(msgspec.Struct, frozen=True):
     meaning: ClassVar[str] = "Its final answer is recorded; a worker completes it from that."
 
 
+class AnswerFromVerdict(msgspec.Struct, frozen=True):
+    """A verdict says what the ``once`` model call of ``turn`` answered: record its text as that turn's response."""
+
+    turn: int
+    effect: str
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "A verdict says what its model answered; a worker takes that as the response."
+
+
+class FailFromVerdict(msgspec.Struct, frozen=True):
+    """A verdict refused the ``once`` model call of a turn: settle as failed with that. The model is not asked again."""
+
+    failure: Failure
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "A verdict refused its model call; a worker settles it as failed with that."
+
+
 class ResumeFromTurnBoundary(msgspec.Struct, frozen=True):
-    """Make model call ``turn``. An earlier owner may have made it too: its charge may repeat, and that is recorded."""
+    """Make model call ``turn``. An earlier owner may have made it too: its charge may repeat, and that is recorded.
+
+    A ``once`` model call comes here only if it was never started, definitely failed, or a verdict freed it.
+    """
 
     turn: int
     started: bool
@@ -561,6 +328,8 @@ Decision = (
     | AwaitApprovalDecision
     | ResumePendingBatch
     | FinishFromResponse
+    | AnswerFromVerdict
+    | FailFromVerdict
     | ResumeFromTurnBoundary
     | Poisoned
     | Blocked
@@ -624,13 +393,21 @@ def _newest(run: fold.Run | None) -> list[fold.Call]:
     return run.turns[-1].calls if run is not None and run.turns else []
 
 
+def _unknowns(run: fold.Run | None) -> Iterator[fold.Unknown]:
+    """Every open unknown that a verdict may be about."""
+    for call in _newest(run):
+        yield from call.unknowns()
+    if run is not None and run.model_unknown is not None:
+        yield run.model_unknown
+
+
 def _intents(e: Evidence) -> Decision | None:
     """Commands the log can take now. A verdict on an effect in flight waits until that is recorded unknown."""
     if not (e.cancel_intent or e.verdict_intents or e.approval_intents):
         return None
     calls = _newest(e.run)
-    unknown = {u.effect for call in calls for u in call.unknowns()}
-    flying = {d.effect for call in calls for d in doubts(call)}
+    unknown = {u.effect for u in _unknowns(e.run)}
+    flying = {d.effect for d in _in_flight(e.run)}
     asked = {
         call.approval.approval
         for call in calls
@@ -651,13 +428,15 @@ def _intents(e: Evidence) -> Decision | None:
 
 
 def _in_flight(run: fold.Run | None) -> tuple[Doubt, ...]:
-    return tuple(d for call in _newest(run) for d in doubts(call))
+    return (*(d for call in _newest(run) for d in doubts(call)), *model_doubts(run))
 
 
 def _given_up(run: fold.Run | None) -> bool:
     """A verdict that cancels is a cancel, even if only the verdict became canonical."""
-    verdicts = [v for call in _newest(run) for v in (call.verdict, *(s.verdict for s in call.steps.values()))]
-    return any(v is not None and v.verdict == "cancel_run" for v in verdicts)
+    given = {v.verdict for call in _newest(run) for v in (call.verdict, *(s.verdict for s in call.steps.values())) if v}
+    if run is not None and run.model_verdict is not None:
+        given.add(run.model_verdict.verdict)
+    return "cancel_run" in given
 
 
 def _cancelled(e: Evidence) -> Decision | None:
@@ -678,10 +457,9 @@ def _plans(e: Evidence) -> tuple[fold.Turn, tuple[CallPlan, ...]] | None:
 
 
 def _started(e: Evidence) -> Decision | None:
-    if e.run is not None and e.run.model_prepared is not None:
-        return Blocked("A model call of class once was started and has no response; this release has no probe for it.")
     found = _plans(e)
     lost = tuple(d for plan in found[1] if isinstance(plan, NeedsProbe) for d in plan.doubts) if found else ()
+    lost += lost_model_call(e.run)
     return MarkUnknown(lost) if lost else None
 
 
@@ -717,10 +495,26 @@ def _without_input(e: Evidence) -> Decision | None:
 def _boundary(e: Evidence) -> Decision | None:
     if e.run is None:
         return None
+    if e.run.model_unknown is not None:
+        return AwaitUnknownResolution((e.run.model_unknown.effect,))
     turns = e.run.turns
     if turns and not turns[-1].calls and turns[-1].rejected is None:
         return _resume(e, FinishFromResponse(turns[-1].number))
-    return _resume(e, ResumeFromTurnBoundary(len(turns) + 1, e.run.started is not None))
+    return _resume(e, _by_verdict(e.run) or ResumeFromTurnBoundary(len(turns) + 1, e.run.started is not None))
+
+
+def _by_verdict(run: fold.Run) -> Decision | None:
+    """What the verdict on a ``once`` model call makes of its turn. None: it may be asked again."""
+    verdict = run.model_verdict
+    if verdict is None:
+        return None
+    match verdict.verdict:
+        case "applied":
+            return AnswerFromVerdict(verdict.turn, verdict.effect)
+        case "refused":
+            return FailFromVerdict(verdict.failure or Failure("model", "The model call was refused by verdict."))
+        case _:
+            return None
 
 
 _PRECEDENCE: tuple[Callable[[Evidence], Decision | None], ...] = (
