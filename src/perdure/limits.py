@@ -65,6 +65,16 @@ RATE_WINDOW_SECONDS = 60.0
 RESERVED_OUTPUT_TOKENS = 4096  # reserved for an answer where no most is set
 BUDGET_WARNING_PERCENT = 80
 FILES_MAX = 64  # files of one input
+FILE_NAME_CHARS_MAX = 255
+FILE_URL_CHARS_MAX = 8192
+
+# secrets
+SECRET_FILE_BYTES_MAX = 64 * KIB
+SECRET_OUTPUT_BYTES_MAX = 16 * KIB
+SECRET_ARGUMENTS_MAX = 64  # of the program that prints one
+SECRET_ARGUMENT_BYTES_MAX = 4096
+SECRET_PROCESS_SECONDS = 5.0  # unless it is said otherwise
+SECRET_PROCESS_SECONDS_MAX = 60.0
 
 # store
 GROUP_UNITS_MAX = 512  # units of work in one COMMIT

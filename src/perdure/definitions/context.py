@@ -1,4 +1,4 @@
-"""What a tool is given besides its arguments: secrets by name, and what it may know and do about its call.
+"""What a tool is given besides its arguments: secrets by their place, and what it may know and do about its call.
 
 The engine extends ``ToolContext`` with one that works; this one stands in tests and in annotations.
 """
@@ -6,35 +6,33 @@ The engine extends ``ToolContext`` with one that works; this one stands in tests
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
+from perdure.definitions.policy import positive_seconds
 from perdure.errors import Invalid
-
-_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+from perdure.limits import SECRET_PROCESS_SECONDS
+from perdure.secrets import Environment, Process, SecretFile, Source
 
 
 class Secret:
-    """A secret a tool or a model needs: where it is, not what it is. Only the name is ever stored, shown or sent.
+    """A secret a tool or a model needs: where it is, not what it is. Only the place is ever stored, shown or sent.
 
     A tool's parameter of this type is not shown to the model; its default, a ``Secret``, supplies it::
 
         @tool
         async def charge(cents: int, token: Secret = Secret.env("BANK_TOKEN")) -> str: ...
+
+    Made by :meth:`env`, :meth:`file` or :meth:`process`. Two of the same place are equal.
     """
 
-    __slots__ = ("_name",)
+    __slots__ = ("_source",)
+
+    _source: Source
 
     def __init__(self, name: Any) -> None:
-        if not isinstance(name, str) or not _ENVIRONMENT.fullmatch(name):
-            # what was given may be the secret itself: it is not repeated
-            raise Invalid(
-                "A Secret names no environment variable.",
-                help='Use Secret.env("NAME"): letters, digits and `_`, not beginning with a digit.',
-            )
-        self._name = name
+        self._source = name if isinstance(name, SecretFile | Process) else Environment(name)
 
     @classmethod
     def env(cls, name: str) -> Secret:
@@ -45,30 +43,66 @@ class Secret:
         """
         return cls(name)
 
+    @classmethod
+    def file(cls, path: str | os.PathLike[str]) -> Secret:
+        """The secret in a file, read at each :meth:`reveal`: UTF-8, at most 64 KiB, without one newline at its end.
+
+        It must be a regular file, directly or through links. One that everybody may write is refused. One that others
+        may read is not: container platforms mount secrets that way.
+
+        Args:
+            path: absolute, or from the working directory of the process that reads it.
+
+        Raises:
+            Invalid: ``path`` is no path.
+        """
+        return cls(SecretFile(os.fspath(path) if isinstance(path, os.PathLike) else path))
+
+    @classmethod
+    def process(cls, command: str, *args: str, timeout: str | float | timedelta = SECRET_PROCESS_SECONDS) -> Secret:
+        """The secret a program prints, started at each :meth:`reveal`: UTF-8, at most 16 KiB, without one newline.
+
+        The program is started directly, never through a shell, with nothing of the environment but ``PATH`` and
+        ``HOME``, nothing to read, and in a session of its own, which is killed when the time is over. It must end with
+        status 0 and close its output. What it writes to stderr is dropped.
+
+        Args:
+            command: a program on the ``PATH``, or its path.
+            args: at most 64, each of at most 4,096 bytes. Other processes of the machine can see them: no secrets here.
+            timeout: seconds, a ``timedelta`` or text like ``"5s"``; at most 60 s. Default 5 s.
+
+        Raises:
+            Invalid: a word or the timeout is out of bounds.
+        """
+        return cls(Process((command, *args), positive_seconds(timeout, "The timeout of a Secret's process")))
+
     def reveal(self) -> str:
         """The secret itself, as it is now. Do not store or print it.
 
+        May block: on a file, or until a program ends. In a coroutine use ``await asyncio.to_thread(secret.reveal)``.
+
         Raises:
-            Invalid: the environment variable is not set or empty.
+            Invalid: it cannot be had: not set, not there, empty, too large, no text, or the program failed. The message
+                says where it should be.
         """
-        value = os.environ.get(self._name)
-        if not value:
-            raise Invalid(
-                f"The environment variable {self._name} is not set.", help="Set it where this process is started."
-            )
-        return value
+        return self._source.read()
+
+    @property
+    def blocks(self) -> bool:
+        """Whether :meth:`reveal` may take a while, so that a coroutine should call it in a thread."""
+        return not isinstance(self._source, Environment)
 
     def __repr__(self) -> str:
-        return f"Secret(env:{self._name})"
+        return f"Secret({self._source!r})"
 
     def __format__(self, spec: str) -> str:
         return format(repr(self), spec)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._name == self._name
+        return isinstance(other, Secret) and other._source == self._source
 
     def __hash__(self) -> int:
-        return hash((Secret, self._name))
+        return hash((Secret, self._source))
 
 
 class ToolContext:
