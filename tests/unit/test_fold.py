@@ -24,10 +24,13 @@ from perdure.records.effect import (
     ToolStepRefused,
     ToolStepSettled,
 )
-from perdure.records.parts import CallPart, Failure, TextPart, Usage
+from perdure.records.parts import CallPart, Charge, Failure, TextPart, Usage
 from perdure.records.run import (
     AcceptedLimits,
+    ModelCallFailed,
     ModelCallPrepared,
+    ModelCallResolved,
+    ModelCallUnknown,
     ModelResponseInterrupted,
     ModelResponseRecorded,
     OutputRejected,
@@ -52,6 +55,11 @@ STARTED = RunStarted(R, "sub_1", "bank", "d", 9, AcceptedLimits(1, 1, 1, 1, 1, 1
 OPERATION = ToolOperation("1.0", "pay", "once", contract="c")
 RESPONSE = ModelResponseRecorded(R, 1, "m", (CallPart("pay", "{}"),), "tool_calls", operations=(OPERATION,))
 FINAL = ModelResponseRecorded(R, 2, "m", (TextPart("Done."),), "stop", Usage(3, 2, 1, 1, 1))
+RESERVED = Charge(1_000, 4_096, 15_000, "2026-11")
+ASKING = ModelCallPrepared(R, 1, 1, "q", "m1", "gpt", RESERVED)
+MODEL_FAILED = ModelCallFailed(R, 1, 1, "gpt", "yes", Failure("model", "busy"), effect="m1")
+MODEL_UNKNOWN = ModelCallUnknown(R, 1, "m1", "gpt", "?", RESERVED)
+MODEL_RESOLVED = ModelCallResolved(R, 1, "m1", "not_applied", "ada", "")
 PREPARED = ToolCallPrepared(R, "1.0", "e1", "pay", "once", "c", "k", Raw(b"{}"), "a")
 AGAIN = msgspec.structs.replace(PREPARED, attempt=2, effect="e2")
 SETTLED = ToolCallSettled(R, "1.0", Raw(b"1"))
@@ -96,7 +104,8 @@ def edit(record: Any, **fields: Any) -> Any:
 # -- what cannot follow -----------------------------------------------------------------------------------------------
 
 ABOUT_RUN: list[Record] = [
-    STARTED, ModelCallPrepared(R, 1, 1, "q"), RESPONSE, ModelResponseInterrupted(R, 1, 1), REJECTED, COMPLETED,
+    STARTED, ASKING, RESPONSE, ModelResponseInterrupted(R, 1, 1), REJECTED, COMPLETED, MODEL_FAILED, MODEL_UNKNOWN,
+    MODEL_RESOLVED,
 ]  # fmt: skip
 ABOUT_CALL: list[Record] = [
     ASKED, DECIDED, PREPARED, STEP, STEP_DONE, STEP_REFUSED, SETTLED, WITHDRAWN, UNKNOWN, STEP_UNKNOWN, RESOLVED,
@@ -111,6 +120,26 @@ CANNOT_FOLLOW: list[tuple[str, tuple[Record, ...], Record, str]] = [
     ("turn skipped", (*DECLARED, SETTLED), edit(FINAL, turn=3), "is turn 3 after turn 1"),
     ("turn while its batch is open", DECLARED, FINAL, "is turn 2 after turn 1"),
     ("operations without calls", BEGUN, edit(RESPONSE, parts=(TextPart("x"),)), "one operation for each call"),
+    ("model asked twice", (*BEGUN, ASKING), edit(ASKING, attempt=2, effect="m2"), "whose try before has no outcome"),
+    (
+        "model asked while unknown",
+        (*BEGUN, ASKING, MODEL_UNKNOWN),
+        edit(ASKING, attempt=2),
+        "try before has no outcome",
+    ),
+    ("model failed at another turn", BEGUN, edit(MODEL_FAILED, turn=2), "is about turn 2 after turn 0"),
+    ("model failed at an old turn", (*DECLARED, SETTLED), MODEL_FAILED, "is about turn 1 after turn 1"),
+    ("model doubted and not asked", BEGUN, MODEL_UNKNOWN, "doubts a model call that was not started"),
+    ("model doubted after it failed", (*BEGUN, ASKING, MODEL_FAILED), MODEL_UNKNOWN, "that was not started"),
+    ("another model call doubted", (*BEGUN, ASKING), edit(MODEL_UNKNOWN, effect="m2"), "that was not started"),
+    ("model resolved and not unknown", (*BEGUN, ASKING), MODEL_RESOLVED, "resolves a model call that is not unknown"),
+    ("model resolved twice", (*BEGUN, ASKING, MODEL_UNKNOWN, MODEL_RESOLVED), MODEL_RESOLVED, "that is not unknown"),
+    (
+        "another model call resolved",
+        (*BEGUN, ASKING, MODEL_UNKNOWN),
+        edit(MODEL_RESOLVED, effect="m2"),
+        "that is not unknown",
+    ),
     ("output rejected without a turn", BEGUN, edit(REJECTED, turn=1), "is not about the newest turn"),
     (
         "output of an older turn rejected",
@@ -262,12 +291,51 @@ def test_failures_in_a_row_are_counted_and_a_success_ends_the_row() -> None:
 
 
 def test_model_tries_and_rejections() -> None:
-    prepared = ModelCallPrepared(R, 1, 1, "q")
-    assert the_run(*BEGUN, prepared).model_prepared == prepared
-    answered = the_run(*BEGUN, prepared, ModelResponseInterrupted(R, 1, 1), edit(RESPONSE, tries=3))
+    assert the_run(*BEGUN, ASKING).model_prepared == ASKING
+    answered = the_run(*BEGUN, ASKING, ModelResponseInterrupted(R, 1, 1), edit(RESPONSE, tries=3))
     assert (answered.model_prepared, answered.model_tries) == (None, 4)
     rejected = the_run(*DECLARED, SETTLED, FINAL, REJECTED)
     assert (rejected.output_rejections, rejected.turns[-1].rejected) == (1, NO)
+
+
+def test_an_unknown_model_call_stays_charged_until_a_verdict_says_that_it_was_not_served() -> None:
+    lost = the_run(*BEGUN, ASKING, MODEL_UNKNOWN)
+    assert (lost.model_prepared, lost.unknowns(), lost.tokens, lost.spent) == (None, [MODEL_UNKNOWN], 5_096, 15_000)
+    assert (MODEL_UNKNOWN.call, MODEL_UNKNOWN.tool, MODEL_UNKNOWN.step) == ("1.model", "gpt", None)
+    for said, left in (("not_applied", 0), ("refused", 0), ("safe_to_retry", 5_096), ("applied", 5_096)):
+        resolved = edit(MODEL_RESOLVED, verdict=said)
+        run = the_run(*BEGUN, ASKING, MODEL_UNKNOWN, resolved)
+        assert (run.unknowns(), run.model_verdict, run.tokens) == ([], resolved, left)
+    again = the_run(*BEGUN, ASKING, MODEL_UNKNOWN, MODEL_RESOLVED, edit(ASKING, attempt=2, effect="m2"))
+    assert (again.model_verdict, again.model_tries, again.turn_tries) == (None, 1, 1)
+
+
+def test_failed_tries_are_counted_for_the_turn_and_the_run() -> None:
+    unsure = edit(MODEL_FAILED, dispatched="unknown", effect="", charged=RESERVED)
+    cancelled = edit(unsure, failure=Failure("cancelled", "interrupted"))
+    run = the_run(*BEGUN, unsure, cancelled)
+    assert (run.model_tries, run.turn_tries, run.model_failures, run.turn_failures) == (2, 2, 1, 1)
+    assert run.charged == Charge(2_000, 8_192, 30_000)
+    answered = the_run(*BEGUN, unsure, cancelled, RESPONSE)
+    assert (answered.model_failures, answered.turn_tries, answered.turn_failures) == (1, 0, 0)
+    assert answered.charged == run.charged
+    refused = the_run(*BEGUN, ASKING, MODEL_FAILED)
+    assert (refused.model_prepared, refused.charged) == (None, Charge())
+
+
+def test_costs_are_of_responses_that_had_a_price() -> None:
+    priced = edit(RESPONSE, usage=Usage(10, 5), cost=70, prices="2026-11")
+    run = the_run(*BEGUN, priced, SETTLED, FINAL)
+    assert (run.cost, run.unpriced, run.spent) == (70, 1, 70)
+    untold = the_run(*BEGUN, edit(RESPONSE, charged=edit(RESERVED, cost=None)))
+    assert (untold.cost, untold.unpriced, untold.tokens) == (0, 1, 5_096)
+
+
+def test_a_session_that_was_lost_is_remembered_until_the_next_response() -> None:
+    lost = edit(MODEL_FAILED, failure=Failure("model.session", "expired"))
+    assert the_run(*BEGUN, lost).session_lost
+    assert the_run(*BEGUN, lost, edit(MODEL_FAILED, attempt=2)).session_lost
+    assert not the_run(*BEGUN, lost, RESPONSE).session_lost
 
 
 def test_a_cancel_reaches_its_run_before_and_after_the_input() -> None:
