@@ -13,8 +13,8 @@ from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, Safe
 from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall, Verdict
 from perdure.ports.ledger import EffectRow
-from perdure.ports.provider import Request, ToolMessage
-from perdure.providers.scripted import Scripted, call, calls, say
+from perdure.ports.provider import ModelError, Request, ToolMessage
+from perdure.providers.scripted import Scripted, call, calls, fail, say
 from perdure.testing.crash import Expected, Scenario, Stage
 from perdure.testing.stage import honest
 from perdure.testing.world import World
@@ -371,6 +371,61 @@ async def refused_then_paid(stage: Stage) -> None:
         return world.touch("pay", key=ctx.key, order=order)
 
     await play_one(stage, Agent("refused", tools=[pay], model=Scripted(retrying)))
+
+
+# -- models -------------------------------------------------------------------------------------------------------------
+
+
+def thinker(world: World, *first: Any, then: Callable[[str], Any] = say) -> Scripted:
+    """A model that touches the world under the key it is given and answers with the receipt; ``first`` it fails so."""
+
+    def think(request: Request) -> Any:
+        tried = world.count("try-think")
+        if tried < len(first):
+            world.touch("try-think")
+            return first[tried]
+        receipt = world.touch("think", key=request.key or None, turn=request.turn)
+        return then(receipt) if request.turn == 1 else say(receipt)
+
+    return Scripted(think)
+
+
+THINKS: dict[str, Any] = {"effects": {"think": "once"}, "in_flight": 1}
+ONCE = Policy(model_calls="once")
+BUSY = fail(ModelError("overloaded", dispatched="yes", retryable=True, retry_after=0.001))
+SILENT = fail(ModelError("no answer", dispatched="unknown", retryable=True, retry_after=0.001))
+
+
+@scenario(**THINKS)
+async def once_model(stage: Stage) -> None:
+    await play_one(stage, Agent("thinker", model=thinker(stage.world), policy=ONCE))
+
+
+@scenario(effects={"think": "once", "pay": "once"}, in_flight=1)
+async def once_model_with_a_tool(stage: Stage) -> None:
+    model = thinker(stage.world, then=lambda receipt: call("pay", order=receipt))
+    await play_one(stage, Agent("thinker", tools=[toucher(stage.world, "pay")], model=model, policy=ONCE))
+
+
+@scenario(effects={"think": "once", **tried("think")}, in_flight=1)
+async def once_model_refused_then_answered(stage: Stage) -> None:
+    await play_one(stage, Agent("thinker", model=thinker(stage.world, BUSY), policy=ONCE))
+
+
+@scenario(effects={"think": "once", **tried("think")}, in_flight=1, doubts=1)
+async def once_model_lost(stage: Stage) -> None:
+    await play_one(stage, Agent("thinker", model=thinker(stage.world, SILENT), policy=ONCE))
+
+
+@scenario(effects={"think": "once", **tried("think")}, outcomes=frozenset({"cancelled"}), in_flight=1, doubts=1)
+async def once_model_lost_and_cancelled(stage: Stage) -> None:
+    agent = Agent("thinker", model=thinker(stage.world, SILENT), policy=ONCE)
+    await play_one(stage, agent, judge=lambda stage, effect: CancelRun())
+
+
+@scenario(effects={"think": "observe", **tried("think")}, in_flight=0)
+async def model_that_fails_and_is_asked_again(stage: Stage) -> None:
+    await play_one(stage, Agent("thinker", model=thinker(stage.world, SILENT, BUSY)))
 
 
 @scenario()

@@ -113,11 +113,15 @@ class ModelCalls:
         run, turn = attempt.run, request.turn
         emit = self._emit
         deltas = None if emit is None else lambda delta: emit(turn, delta)
+        once = run.started is not None and run.started.limits.model_calls == "once"
+        started: ModelCallPrepared | None = None
         while True:
             if run.session_lost:
                 request = replace(request, continue_session=False)
             await self._wait_for_turn(run, turn, reserve)
-            started = await self._start(run, request, reserve)
+            if once:
+                started, key = await self._start(run, request, reserve)
+                request = replace(request, key=key)
             host = attempt.host
             try:
                 if host.store.failpoint is not None:
@@ -179,25 +183,25 @@ class ModelCalls:
                 raise CallFailed(failure, [record])
             await asyncio.sleep((until - now) / 1_000_000)
 
-    async def _start(self, run: fold.Run, request: Request, reserve: Callable[[], Charge]) -> ModelCallPrepared | None:
-        """The started record of a ``once`` call, durable before it is dispatched."""
-        assert run.started is not None
-        if run.started.limits.model_calls != "once":
-            return None
+    async def _start(
+        self, run: fold.Run, request: Request, reserve: Callable[[], Charge]
+    ) -> tuple[ModelCallPrepared, str]:
+        """The started record of a ``once`` call, durable before it is dispatched, and the call's key."""
         attempt, name, turn = self._attempt, self.model.name, request.turn
         assert attempt.submission is not None
         tries, place = run.turn_tries + 1, model_place(turn)
-        digest = hashlib.sha256(_encode(replace(request, timeout=None))).hexdigest()
+        digest = hashlib.sha256(_encode(replace(request, timeout=None, key=""))).hexdigest()
+        key = ids.idempotency_key(run.id, place, 1, model_place(turn), 0)
         effect = ids.effect_id(run.id, place, tries, 1, name, digest)
         row = EffectRow(
             id=effect, thread=attempt.number, submission=attempt.submission.id, run=run.id, call=place, step=None,
             operation=name, kind=KIND, effect_class="once", risk=RISK,
-            key=ids.idempotency_key(run.id, place, 1, digest, 0), business_key=None, status="started", verdict=None,
+            key=key, business_key=None, status="started", verdict=None,
             tries=tries, sequence=attempt.state.tail + 1, started_at=attempt.host.clock.now(), ended_at=None,
         )  # fmt: skip
-        record = ModelCallPrepared(run.id, turn, tries, digest, effect, name, reserve())
+        record = ModelCallPrepared(run.id, turn, tries, digest, effect, name, key, reserve())
         await attempt.append(Boundary.MODEL_STARTED, [record], (lambda tx: tx.ledger.put_effect(row),))
-        return record
+        return record, key
 
     # -- after --------------------------------------------------------------------------------------------------------
     def _interrupted(

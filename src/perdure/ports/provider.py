@@ -100,6 +100,8 @@ class Request(msgspec.Struct, frozen=True):
         settings: model settings of the agent (temperature and the like), passed through.
         tools_allowed: False asks for an answer without a tool call; ``tools`` are listed all the same, because history
             speaks of them.
+        key: stable idempotency key of a ``once`` call, the same in every try of it; empty for one that may be repeated.
+            For endpoints that de-duplicate.
         continue_session: False: do not use what ``continuation`` names at the provider, send the whole history.
     """
 
@@ -112,6 +114,7 @@ class Request(msgspec.Struct, frozen=True):
     timeout: float | None = None
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     tools_allowed: bool = True
+    key: str = ""
     continue_session: bool = True
 
 

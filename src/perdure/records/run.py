@@ -83,7 +83,8 @@ class ModelCallPrepared(
 ):
     """A model call of class ``once`` is about to be dispatched. Repeatable calls write none.
 
-    ``attempt`` counts the tries of the turn from 1; ``reserved`` is charged while its outcome is unknown.
+    ``attempt`` counts the tries of the turn from 1; ``key`` is given to the outside and the same for each of them;
+    ``reserved`` is charged while the outcome is unknown.
     """
 
     run: str
@@ -92,6 +93,7 @@ class ModelCallPrepared(
     request_digest: str
     effect: str = ""
     model: str = ""
+    key: str = ""
     reserved: Charge = NO_CHARGE
 
 

@@ -28,6 +28,8 @@ from perdure.records.effect import (
     ToolStepPrepared,
     ToolStepSettled,
 )
+from perdure.records.parts import CallPart
+from perdure.records.run import ModelCallPrepared, ModelCallUnknown, ModelResponseRecorded
 from perdure.records.thread import SubmissionSettled
 from perdure.testing.stage import People, open_at
 from perdure.testing.world import Entry, World, check_laws
@@ -127,6 +129,7 @@ def _confirmed(e: Evidence) -> list[tuple[str, str | None, object]]:
     """Effect, key and result of everything recorded as having happened."""
     started: dict[tuple[str, str, str | None], ToolCallPrepared | ToolStepPrepared] = {}
     stepped: set[tuple[str, str]] = set()
+    asked = {record.effect: record.key for record in e.of(ModelCallPrepared)}
     confirmed: list[tuple[str, str | None, object]] = []
     for record in e.records:
         match record:
@@ -144,6 +147,9 @@ def _confirmed(e: Evidence) -> list[tuple[str, str | None, object]]:
                 effect = found.effect if found else f"{record.run}/{record.call}"
                 own = found is not None and (record.run, record.call) not in stepped  # else its steps have the keys
                 confirmed.append((effect, found.key if found and own else None, canonical.decode(record.result)))
+            case ModelResponseRecorded(effect=str(effect), parts=parts) if effect:
+                said = [canonical.decode(p.arguments.encode()) if isinstance(p, CallPart) else p.text for p in parts]
+                confirmed.append((effect, asked.get(effect), said))
             case _:
                 pass
     return confirmed
@@ -151,7 +157,7 @@ def _confirmed(e: Evidence) -> list[tuple[str, str | None, object]]:
 
 def _permitted(e: Evidence, expected: Expected) -> dict[str, int | None]:
     permits = Counter(key for key, _ in {(noted["key"], noted["effect"]) for noted in e.people.noted("permitted")})
-    recorded = {record.key for record in (*e.of(ToolCallPrepared), *e.of(ToolStepPrepared))}
+    recorded = {record.key for record in (*e.of(ToolCallPrepared), *e.of(ToolStepPrepared), *e.of(ModelCallPrepared))}
     permitted: dict[str, int | None] = {}
     for entry in e.entries:
         if entry.key is None:
@@ -240,7 +246,7 @@ def _little_doubt(e: Evidence, expected: Expected) -> list[str]:
     """Only what was in flight when a process died can be unknown: every outcome before is durable."""
     if expected.in_flight is None:
         return []
-    unknown = {record.effect for record in e.of(ToolCallUnknown)}
+    unknown = {record.effect for record in (*e.of(ToolCallUnknown), *e.of(ModelCallUnknown))}
     most = expected.doubts + e.deaths * expected.in_flight
     if len(unknown) <= most:
         return []
