@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from perdure.ports.log import Tail
+from perdure.rules.accounting import Rate
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -362,6 +363,37 @@ class Ledger(Protocol):
 
     def approvals(self, *, status: str | None = None, run: str | None = None, limit: int = 1000) -> list[ApprovalRow]:
         """Approval requests, oldest first."""
+        ...
+
+    # -- models -----------------------------------------------------------------------------------------------------
+    def take_model_turn(self, model: str, now: int, tokens: int, rate: Rate) -> int:
+        """Count one call of ``model`` that reserves ``tokens``, if its rate has room for it now.
+
+        All callers of this verb on one database share the rate, in whatever process they are; in any stretch of time no
+        more is counted than a minute's worth and what the rate grants in that stretch. It reads before it writes, so it
+        is never a ``single`` unit.
+
+        Returns:
+            0: counted, the call may be dispatched. Else nothing is counted, for requests nor for tokens, and this is
+            the instant at which to ask again; asked then it is granted, unless somebody took something or a hold was
+            set meanwhile. A model that is held has no room.
+        """
+        ...
+
+    def correct_model_turn(self, model: str, now: int, reserved: int, used: int, rate: Rate) -> None:
+        """After a call that was counted with ``reserved`` tokens: count what it ``used`` instead, once.
+
+        The difference is given back as far as that makes no more room than a whole minute's; use beyond the reservation
+        makes later calls wait.
+        """
+        ...
+
+    def hold_model(self, model: str, until: int) -> None:
+        """The provider asked everybody to wait: nobody is granted a turn before ``until``. It is never brought forward."""
+        ...
+
+    def model_held_until(self, model: str) -> int:
+        """Until when the model is held, 0 if it never was; it may be past. One row is read."""
         ...
 
     # -- discovery and operation --------------------------------------------------------------------------------------

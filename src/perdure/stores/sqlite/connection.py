@@ -10,19 +10,21 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 
+from perdure.clock import SystemClock
 from perdure.errors import Conflict, Corrupt, Error, Incompatible, Invalid, Unavailable
 from perdure.limits import BUSY_SECONDS_MAX, BUSY_WARNING_SECONDS
 
 log = logging.getLogger("perdure")
 
 APPLICATION_ID = 0x50455244  # "PERD"
-FORMAT = 1  # user_version; newer is refused
+FORMAT = 2  # user_version, the number of the newest migration; newer is refused
 RELEASE = "0.1"  # written as the oldest release that may read and write this file
 SQLITE_MIN = (3, 51, 3)  # older ones can lose acknowledged commits at a WAL reset with two connections
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -198,18 +200,18 @@ def is_empty(connection: apsw.Connection) -> bool:
 
 
 def check_format(connection: apsw.Connection, path: str) -> None:
-    """Refuse a database that is not ours or of another format. Reads only.
+    """Refuse a database that is not ours or of a format that :func:`migrate` cannot bring up. Reads only.
 
     Raises:
-        Invalid: not a Perdure database. Incompatible: a newer format or release.
+        Invalid: not a Perdure database. Incompatible: an unknown format, or a newer release's.
     """
     if pragma(connection, "application_id") != APPLICATION_ID:
         raise Invalid(f"{path!r} is an SQLite database, but not one of Perdure's.", help="Name another file.")
     found = pragma(connection, "user_version")
-    if found != FORMAT:
+    if not 1 <= found <= FORMAT:
         age = "newer" if found > FORMAT else "older"
         raise Incompatible(
-            f"{path!r} has format {found}, {age} than format {FORMAT} of this release.",
+            f"{path!r} has format {found}, {age} than any of this release, which knows 1 to {FORMAT}.",
             help="Use the release that wrote it.",
         )
     rows = connection.execute("SELECT value FROM meta WHERE key = 'needs_release'").fetchall()
@@ -236,12 +238,41 @@ def migrations() -> list[str]:
 
 def create(connection: apsw.Connection) -> None:
     """Lay out an empty database, unless another process was first."""
-    with_version = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT};"
+    with _alone(connection):
+        if is_empty(connection):
+            connection.execute(schema() + f"PRAGMA application_id={APPLICATION_ID};")
+            connection.execute("INSERT INTO meta VALUES ('needs_release', ?)", (RELEASE,))
+            connection.execute(f"PRAGMA user_version={FORMAT}")
+
+
+def migrate(connection: apsw.Connection, path: str) -> None:
+    """Bring a database of an older format to :data:`FORMAT` in one transaction, unless another process was first.
+
+    Raises:
+        Unavailable: a live lease says that workers, of the older release, are at work; nothing was written.
+    """
+    if pragma(connection, "user_version") == FORMAT:
+        return
+    with _alone(connection):
+        found = pragma(connection, "user_version")
+        held = "SELECT count(*) FROM thread WHERE owner IS NOT NULL AND lease_until > ?"
+        if found < FORMAT and (live := connection.execute(held, (SystemClock().now(),)).fetchall()[0][0]):
+            raise Unavailable(
+                f"{path!r} has format {found}, and workers hold {live} of its threads while it should become {FORMAT}.",
+                help="Stop the workers of the older release, or wait until their leases ended, and try again.",
+            )
+        for script in migrations()[found:]:
+            connection.execute(script)
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'needs_release'", (RELEASE,))
+        connection.execute(f"PRAGMA user_version={FORMAT}")
+
+
+@contextmanager
+def _alone(connection: apsw.Connection) -> Iterator[None]:
+    """A transaction during which nobody else writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if is_empty(connection):
-            connection.execute(schema() + with_version)
-            connection.execute("INSERT INTO meta VALUES ('needs_release', ?)", (RELEASE,))
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

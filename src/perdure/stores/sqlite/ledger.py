@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from perdure.stores.sqlite.effects import Effects
 from perdure.stores.sqlite.lists import Lists
+from perdure.stores.sqlite.models import Models
 from perdure.stores.sqlite.progress import Progress
 
 
-class SqliteLedger(Progress, Effects, Lists):
+class SqliteLedger(Progress, Effects, Models, Lists):
     """Implements ``ports.ledger.Ledger`` on one connection; used inside a unit of work only."""

@@ -1,4 +1,4 @@
--- The whole database, format 1. This file is the truth; the numbered migrations must arrive at it.
+-- The whole database, format 2. This file is the truth; the numbered migrations must arrive at it.
 -- Instants are microseconds since 1970. A thread is named by its number inside the database and by its id outside.
 
 CREATE TABLE meta (
@@ -139,3 +139,11 @@ CREATE TABLE fault (
   tries INTEGER NOT NULL,
   next_at INTEGER NOT NULL
 ) STRICT;
+
+-- How far ahead the calls of a model are counted by all processes together, and until when its provider asked to wait.
+CREATE TABLE model (
+  name TEXT PRIMARY KEY,
+  requests_at INTEGER NOT NULL,
+  tokens_at INTEGER NOT NULL,
+  held_until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;

@@ -261,7 +261,8 @@ def open_store(url: str | Path, *, create: bool = True, threaded: bool = True) -
 
     Raises:
         Invalid: not an address, not our database, or a network file system.
-        Incompatible: a newer format. Corrupt: not a database. Unavailable: missing, unreadable, read-only, locked.
+        Incompatible: a newer format. Corrupt: not a database. Unavailable: missing, unreadable, read-only, locked, or of an
+            older format that live workers use.
     """
     path = parse_url(url)
     if path != connections.MEMORY:
@@ -276,6 +277,7 @@ def open_store(url: str | Path, *, create: bool = True, threaded: bool = True) -
         if connections.is_empty(connection):
             connections.create(connection)
         connections.check_format(connection, path)
+        connections.migrate(connection, path)
     except apsw.Error as error:
         connection.close()
         raise connections.translate(error, path) from error
