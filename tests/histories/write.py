@@ -1,12 +1,16 @@
-"""Write the stored history of this release: `python tests/histories/write.py > tests/histories/0.1/every_kind.hex`.
+"""Write a stored history of this release: `python tests/histories/write.py NAME > tests/histories/0.1/NAME.hex`.
 
 A history that a release has written is never written again: a new format gets a new folder, and every reader stays.
-Each line is one batch body in hex. Together they hold every record kind, two handovers and every way to settle.
+Each line is one batch body in hex. ``every_kind`` holds the kinds of the first day, two handovers and every way to
+settle; ``model_calls`` holds what became of model calls since then, so that both together hold every kind.
 """
 
 from __future__ import annotations
 
+import sys
+
 from msgspec import Raw
+from msgspec.structs import replace
 
 from perdure.records import codec
 from perdure.records.effect import (
@@ -21,10 +25,13 @@ from perdure.records.effect import (
     ToolStepRefused,
     ToolStepSettled,
 )
-from perdure.records.parts import CallPart, Failure, ReasoningPart, TextPart, Usage
+from perdure.records.parts import CallPart, Charge, Evidence, Failure, ReasoningPart, TextPart, Usage
 from perdure.records.run import (
     AcceptedLimits,
+    ModelCallFailed,
     ModelCallPrepared,
+    ModelCallResolved,
+    ModelCallUnknown,
     ModelResponseInterrupted,
     ModelResponseRecorded,
     OutputRejected,
@@ -223,16 +230,119 @@ def other_runs() -> list[tuple[int, list[codec.Record]]]:
     ]
 
 
-def bodies() -> list[bytes]:
+# -- model calls ------------------------------------------------------------------------------------------------------
+
+MODEL = "openai:gpt-5.6"
+PRICES = "2026-11"
+RESERVED = Charge(1_200, 4_096, 43_960, PRICES)
+BUSY = Failure("model.rate_limit", "Rate limit reached.")
+GONE = "it was started, and its owner vanished before an outcome was recorded"
+SEEN = Evidence("c" * 64, "d" * 64, "req_011", 200)
+UNSEEN = Evidence()
+
+
+def ask(run: str, turn: int, attempt: int = 1) -> ModelCallPrepared:
+    place = f"{turn}.model"
+    return ModelCallPrepared(
+        f"run_{run}", turn, attempt, "b" * 64, f"eff_{run}_{place}_{attempt}", MODEL, f"key_{run}_{place}", RESERVED
+    )  # fmt: skip
+
+
+def lost(asked: ModelCallPrepared, reason: str = GONE, seen: Evidence = UNSEEN) -> ModelCallUnknown:
+    return ModelCallUnknown(asked.run, asked.turn, asked.effect, asked.model, reason, asked.reserved, seen)
+
+
+def failed(asked: ModelCallPrepared) -> ModelCallFailed:
+    seen = Evidence("c" * 64, "e" * 64, "req_010", 429)
+    return ModelCallFailed(asked.run, asked.turn, asked.attempt, MODEL, "yes", BUSY, seen, effect=asked.effect)
+
+
+def verdict(asked: ModelCallPrepared, said: str, **more: object) -> ModelCallResolved:
+    return ModelCallResolved(asked.run, asked.turn, asked.effect, said, "ada", "the provider's log", **more)  # type: ignore[arg-type]
+
+
+def answered(record: ModelResponseRecorded, **more: object) -> ModelResponseRecorded:
+    told = {"model": MODEL, "usage": Usage(1_100, 80, 1_000, 50, 30), "evidence": SEEN, "cost": 5_090, "prices": PRICES}
+    return replace(record, **{**told, **more})
+
+
+def ended(run: str, turn: int, output: bytes, exhausted: str = "", **more: object) -> list[codec.Record]:
+    response, completed, settled = finish(run, turn, output)
+    assert isinstance(response, ModelResponseRecorded)
+    assert isinstance(settled, SubmissionSettled)
+    return [answered(response, **more), completed, replace(settled, exhausted=exhausted)]
+
+
+def once(run: str) -> list[codec.Record]:
+    received, started = begin(run)
+    assert isinstance(started, RunStarted)
+    limits = replace(started.limits, model_calls="once", cost_budget=1_000_000, on_exhaustion="final-answer")
+    return [received, replace(started, limits=limits)]
+
+
+def model_calls() -> list[tuple[int, list[codec.Record]]]:
+    charge = operation("1.0", "charge", "once")
+    first, second, third, fourth = ask("g", 1), ask("g", 2), ask("g", 2, 2), ask("g", 2, 3)
+    i, j, k, again, given_up = ask("i", 1), ask("j", 1), ask("k", 1), ask("k", 1, 2), ask("l", 1)
+    unsure = ModelCallFailed(
+        "run_h", 1, 1, MODEL, "unknown", Failure("model", "The connection was lost."), Evidence("c" * 64), RESERVED
+    )  # fmt: skip
+    stale = replace(
+        unsure, attempt=2, dispatched="no", failure=Failure("model.session", "No such response."), charged=Charge()
+    )  # fmt: skip
+    stopped = replace(unsure, attempt=3, failure=Failure("cancelled", "The call was interrupted."))
+    return [
+        (1, [ThreadCreated("bank"), *once("g"), first]),
+        (1, [answered(response("g", 1, charge), effect=first.effect), prepared("g", "1.0", "charge", "once")]),
+        (1, [ToolCallSettled("run_g", "1.0", Raw(b"7")), second]),
+        (1, [failed(second), third]),
+        (2, [lost(third), RepairAnnotated("sub_g", "MarkUnknown", "its model call was in flight")]),
+        (3, [*begin("h"), unsure, stale, stopped]),
+        (4, [ModelResponseInterrupted("run_h", 1, 3, RESERVED), *ended("h", 1, b'"h"', "turns", final="turns")]),
+        (5, [verdict(third, "safe_to_retry"), fourth]),
+        (5, [lost(fourth, "ReadTimeout", Evidence("c" * 64, status=200))]),
+        (6, [*once("i"), i]),
+        (6, [lost(i)]),
+        (7, [verdict(i, "refused", failure=Failure("model", "the account was closed"))]),
+        (7, [SubmissionSettled("sub_i", "run_i", "failed", Failure("model", "the account was closed"))]),
+        (7, [*once("j"), j]),
+        (
+            7,
+            [
+                CancelRequested("sub_j", "ada", "enough"),
+                lost(j, "its run ended while it was in flight"),
+                SubmissionSettled("sub_j", "run_j", "cancelled", unknown=(j.effect,)),
+            ],
+        ),
+        (7, [verdict(j, "applied", result=Raw(b'"too late"'), evidence=Raw(b'{"invoice":3}'))]),
+        (7, [*once("k"), k]),
+        (7, [lost(k), verdict(k, "not_applied"), again]),
+        (7, ended("k", 1, b'"k"', effect=again.effect, usage=Usage(), cost=None, prices="", charged=RESERVED)),
+        (7, [*once("l"), given_up]),
+        (7, [lost(given_up), verdict(given_up, "cancel_run"), CancelRequested("sub_l", "ada", "give up")]),
+        (7, [SubmissionSettled("sub_l", "run_l", "cancelled")]),
+        (8, [verdict(fourth, "applied", result=Raw(b'"Done."'))]),
+        (8, ended("g", 2, b'"Done."', effect=fourth.effect, usage=Usage(), cost=None, prices="", evidence=UNSEEN, tries=0)),
+    ]
+
+
+HISTORIES = {
+    "every_kind": (THREAD, lambda: first_run() + other_runs()),
+    "model_calls": ("thread_models", model_calls),
+}
+
+
+def bodies(name: str) -> list[bytes]:
+    thread, batches = HISTORIES[name]
     found: list[bytes] = []
     first = 1
-    for epoch, records in first_run() + other_runs():
+    for epoch, records in batches():
         at = 1_790_000_000_000_000 + first
-        found.append(codec.encode(codec.Batch(1, THREAD, first, epoch, f"w_{epoch}", at, tuple(records))))
+        found.append(codec.encode(codec.Batch(1, thread, first, epoch, f"w_{epoch}", at, tuple(records))))
         first += len(records)
     return found
 
 
 if __name__ == "__main__":
-    for body in bodies():
+    for body in bodies(sys.argv[1]):
         print(body.hex())

@@ -14,6 +14,7 @@ from perdure.rules import fold
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 PINNED = {
     "0.1/every_kind": ("thread_golden", 64, "08e171ffd9172a5b40885e56f626f38dabee10beddf1b17d8595861ee78199ab"),
+    "0.1/model_calls": ("thread_models", 57, "cd5b9244258719886c42fb60b13d6fb02e3e3c626d5ebba1783700072478eb36"),
 }
 
 
@@ -43,8 +44,8 @@ def test_this_release_would_write_the_same_bytes(name: str) -> None:
     assert [codec.encode(codec.decode(body)) for body in bodies(name)] == bodies(name)
 
 
-def test_the_first_history_holds_every_record_kind() -> None:
-    held = {type(record) for body in bodies("0.1/every_kind") for record in codec.decode(body).records}
+def test_the_stored_histories_hold_every_record_kind() -> None:
+    held = {type(record) for name in PINNED for body in bodies(name) for record in codec.decode(body).records}
     assert held == set(typing.get_args(codec.Record))
 
 
@@ -75,3 +76,28 @@ def test_what_the_first_history_says() -> None:
     assert e.settled is not None
     assert e.settled.unknown == ("eff_e_1.0_1",)
     assert e.calls["1.0"].verdict is not None  # reconciled after the end, as audit
+
+
+def test_what_the_history_of_model_calls_says() -> None:
+    state = fold.fold("thread_models", bodies("0.1/model_calls"))
+    ends = {run.id: (run.settled and run.settled.outcome, run.spent, run.tokens) for run in state.runs.values()}
+    assert ends == {
+        "run_g": ("completed", 93_010, 11_772),  # two calls that may have been served, and one that told its usage
+        "run_h": ("completed", 136_970, 17_068),
+        "run_i": ("failed", 0, 0),  # refused by a verdict: nothing stays charged
+        "run_j": ("cancelled", 43_960, 5_296),
+        "run_k": ("completed", 43_960, 5_296),
+        "run_l": ("cancelled", 43_960, 5_296),
+    }
+    assert [(run.model_tries, run.model_failures) for run in state.runs.values()] == [
+        (4, 1), (5, 2), (1, 0), (1, 0), (2, 0), (1, 0),
+    ]  # fmt: skip
+    h = state.runs["run_h"]
+    assert h.settled is not None
+    assert (h.settled.exhausted, h.turns[0].response.final) == ("turns", "turns")
+    assert h.turns[0].response.evidence.request_id == "req_011"
+    j = state.runs["run_j"]
+    assert j.settled is not None
+    assert j.settled.unknown == ("eff_j_1.model_1",)
+    assert j.model_verdict is not None  # reconciled after the end, as audit
+    assert [run.model_unknown or run.model_prepared for run in state.runs.values()] == [None] * 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,30 @@ from perdure.records.effect import (
     ToolStepRefused,
     ToolStepSettled,
 )
-from perdure.records.parts import Failure
-from perdure.records.run import ModelResponseRecorded, OutputRejected, RunCompleted, RunStarted
+from perdure.records.parts import NO_CHARGE, Charge, Failure
+from perdure.records.run import (
+    ModelCallFailed,
+    ModelCallPrepared,
+    ModelCallResolved,
+    ModelCallUnknown,
+    ModelResponseInterrupted,
+    ModelResponseRecorded,
+    OutputRejected,
+    RunCompleted,
+    RunStarted,
+)
 from perdure.records.thread import CancelRequested, RepairAnnotated, SubmissionSettled, ThreadCreated, UserInputRecorded
 from perdure.rules.invariants import BYTES_CHECKS, CHECKS, LEDGER_CHECKS, TRACE_CHECKS, Ledger, Report, Stored, check
 
-GOLDEN = Path(__file__).resolve().parents[1] / "histories" / "0.1" / "every_kind.hex"
-BODIES = [bytes.fromhex(line) for line in GOLDEN.read_text(encoding="ascii").split()]
-THREAD = "thread_golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "histories" / "0.1"
+THREAD, MODELS = "thread_golden", "thread_models"
+
+
+def bodies(name: str) -> list[bytes]:
+    return [bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text(encoding="ascii").split()]
+
+
+BODIES, MODEL_BODIES = bodies("every_kind"), bodies("model_calls")
 
 
 # -- a history to break -----------------------------------------------------------------------------------------------
@@ -45,8 +61,9 @@ THREAD = "thread_golden"
 class History:
     """The healthy history as lists, so that a test can change one thing and chain it again."""
 
-    def __init__(self) -> None:
-        batches = [codec.decode(body) for body in BODIES]
+    def __init__(self, thread: str = THREAD, bodies: Sequence[bytes] = BODIES) -> None:
+        self.thread = thread
+        batches = [codec.decode(body) for body in bodies]
         self.epochs = [batch.epoch for batch in batches]
         self.records: list[list[Record]] = [list(batch.records) for batch in batches]
 
@@ -78,7 +95,7 @@ class History:
         found: list[Stored] = []
         first, tail = 1, codec.EMPTY_TAIL
         for epoch, records in zip(self.epochs, self.records, strict=True):
-            body = codec.encode(Batch(1, THREAD, first, epoch, f"w_{epoch}", first, tuple(records)))
+            body = codec.encode(Batch(1, self.thread, first, epoch, f"w_{epoch}", first, tuple(records)))
             tail = codec.chain(tail, body)
             found.append((first, first + len(records) - 1, epoch, tail, body))
             first += len(records)
@@ -128,6 +145,7 @@ class Effect:
     verdict: str | None = None
     step: str | None = None
     business_key: str | None = None
+    kind: str = "external_mutate"
 
     @property
     def submission(self) -> str:
@@ -510,6 +528,190 @@ TWINS: list[tuple[str, Callable[[History], None]]] = [
 ]
 
 
+# -- model calls ------------------------------------------------------------------------------------------------------
+
+G, H = "run_g", "run_h"
+
+
+def _model(h: History, run: str, turn: int) -> ModelCallPrepared:
+    b, i = h.find(ModelCallPrepared, run=run, turn=turn)
+    record = h.records[b][i]
+    assert isinstance(record, ModelCallPrepared)
+    return record
+
+
+def _again(h: History, run: str, turn: int) -> ModelCallPrepared:
+    return msgspec.structs.replace(_model(h, run, turn), effect="eff_again", attempt=2)
+
+
+def _asked_while_in_flight(h: History) -> None:
+    h.before(ModelCallPrepared, {"run": G, "turn": 1}, _again(h, G, 1))
+
+
+def _asked_while_unknown(h: History) -> None:
+    h.drop(ModelCallResolved, run="run_k")
+
+
+def _asked_after_applied(h: History) -> None:
+    h.change(ModelCallResolved, {"run": "run_k"}, verdict="applied")
+
+
+def _asked_over_an_open_batch(h: History) -> None:
+    settled = h.drop(ToolCallSettled, run=G)
+    h.after(ModelCallPrepared, {"run": G, "turn": 2}, settled)
+
+
+def _asked_for_another_turn(h: History) -> None:
+    h.change(ModelCallPrepared, {"run": "run_k", "attempt": 2}, turn=2)
+
+
+def _failed_at_another_turn(h: History) -> None:
+    h.change(ModelCallFailed, {"run": H, "attempt": 1}, turn=2)
+
+
+def _interrupted_at_another_turn(h: History) -> None:
+    h.change(ModelResponseInterrupted, {"run": H}, turn=2)
+
+
+def _model_key_changes(h: History) -> None:
+    h.change(ModelCallPrepared, {"run": "run_k", "attempt": 2}, key="key_new")
+
+
+def _response_of_another_call(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": G, "turn": 1}, effect="eff_other")
+
+
+def _response_without_its_call(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": G, "turn": 1}, effect="")
+
+
+def _response_never_asked_for(h: History) -> None:
+    h.drop(ModelCallPrepared, run=G, turn=1)
+    h.change(ModelResponseRecorded, {"run": G, "turn": 1}, effect="")
+
+
+def _repeatable_response_with_an_effect(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": H}, effect="eff_h_1.model_1")
+
+
+def _response_over_an_unknown(h: History) -> None:
+    h.change(ModelCallResolved, {"run": G, "verdict": "applied"}, verdict="safe_to_retry")
+
+
+def _failure_of_another_call(h: History) -> None:
+    h.change(ModelCallFailed, {"run": G}, effect="eff_g_1.model_1")
+
+
+def _unknown_failure_of_a_once_call(h: History) -> None:
+    h.change(ModelCallFailed, {"run": G}, dispatched="unknown")
+
+
+def _definite_failure_charged(h: History) -> None:
+    h.change(ModelCallFailed, {"run": H, "attempt": 2}, charged=Charge(1, 1))
+
+
+def _unknown_charged_less(h: History) -> None:
+    h.change(ModelCallUnknown, {"run": "run_j"}, charged=NO_CHARGE)
+
+
+def _charged_beside_its_usage(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": H}, charged=Charge(1, 1))
+
+
+def _charged_twice(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": G, "turn": 2}, charged=Charge(1, 1))
+
+
+def _cost_without_prices(h: History) -> None:
+    h.change(ModelResponseRecorded, {"run": H}, prices="")
+
+
+def _doubted_twice(h: History) -> None:
+    b, i = h.find(ModelCallUnknown, run="run_i")
+    h.after(ModelCallUnknown, {"run": "run_i"}, h.records[b][i])
+
+
+def _doubted_another_call(h: History) -> None:
+    h.before(ModelCallUnknown, {"run": "run_i"}, ModelCallUnknown("run_i", 1, "eff_other", "gpt", "?"))
+
+
+def _doubted_at_another_turn(h: History) -> None:
+    h.before(ModelCallUnknown, {"run": "run_i"}, ModelCallUnknown("run_i", 2, "eff_i_1.model_1", "gpt", "?"))
+
+
+def _verdict_on_a_call_in_flight(h: History) -> None:
+    h.before(ModelCallUnknown, {"run": "run_j"}, ModelCallResolved("run_j", 1, "eff_j_1.model_1", "applied", "a", ""))
+
+
+def _second_verdict_on_a_call(h: History) -> None:
+    b, i = h.find(ModelCallResolved, run="run_j")
+    h.after(ModelCallResolved, {"run": "run_j"}, h.records[b][i])
+
+
+def _model_call_in_flight_at_the_end(h: History) -> None:
+    h.drop(ModelCallUnknown, run="run_j")
+    b, i = h.find(ModelCallResolved, run="run_j")
+    h.records[b][i] = RepairAnnotated("sub_j", "none", "instead of the verdict")
+    h.change(SubmissionSettled, {"submission": "sub_j"}, unknown=())
+
+
+def _unknown_model_call_not_listed(h: History) -> None:
+    h.change(SubmissionSettled, {"submission": "sub_j"}, unknown=())
+
+
+def _model_call_after_settlement(h: History) -> None:
+    h.after(ModelCallResolved, {"run": "run_j"}, _again(h, "run_j", 1))
+
+
+def _failure_after_settlement(h: History) -> None:
+    failed = ModelCallFailed("run_j", 1, 2, "gpt", "no", Failure("model", "late"))
+    h.after(ModelCallResolved, {"run": "run_j"}, failed)
+
+
+MODEL_TWINS: list[tuple[str, Callable[[History], None]]] = [
+    ("one-model-call", _asked_while_in_flight),
+    ("one-model-call", _asked_while_unknown),
+    ("one-model-call", _asked_after_applied),
+    ("batch-complete", _asked_over_an_open_batch),
+    ("turn-order", _asked_for_another_turn),
+    ("turn-order", _failed_at_another_turn),
+    ("turn-order", _interrupted_at_another_turn),
+    ("key-stable", _model_key_changes),
+    ("model-outcome", _response_of_another_call),
+    ("model-outcome", _response_without_its_call),
+    ("model-outcome", _response_never_asked_for),
+    ("model-outcome", _repeatable_response_with_an_effect),
+    ("model-outcome", _response_over_an_unknown),
+    ("model-outcome", _failure_of_another_call),
+    ("model-outcome", _unknown_failure_of_a_once_call),
+    ("model-charges", _definite_failure_charged),
+    ("model-charges", _unknown_charged_less),
+    ("model-charges", _charged_beside_its_usage),
+    ("model-charges", _charged_twice),
+    ("model-charges", _cost_without_prices),
+    ("unknown-of-started", _doubted_twice),
+    ("unknown-of-started", _doubted_another_call),
+    ("unknown-of-started", _doubted_at_another_turn),
+    ("verdict-of-unknown", _verdict_on_a_call_in_flight),
+    ("verdict-of-unknown", _second_verdict_on_a_call),
+    ("ends-known", _model_call_in_flight_at_the_end),
+    ("unknown-listed", _unknown_model_call_not_listed),
+    ("nothing-after-settlement", _model_call_after_settlement),
+    ("nothing-after-settlement", _failure_after_settlement),
+]
+
+
+@pytest.mark.parametrize(("name", "twin"), MODEL_TWINS, ids=[twin.__name__.strip("_") for _, twin in MODEL_TWINS])
+def test_the_twin_of_a_law_of_model_calls_fails_that_law_and_no_other(
+    name: str, twin: Callable[[History], None]
+) -> None:
+    history = History(MODELS, MODEL_BODIES)
+    twin(history)
+    report = check(MODELS, history.stored())
+    assert [(c.name, c.detail) for c in report.failed if c.name != name] == []
+    assert failed(report) == [name]
+
+
 @pytest.mark.parametrize(("name", "twin"), TWINS, ids=[twin.__name__.strip("_") for _, twin in TWINS])
 def test_the_twin_of_a_law_fails_that_law_and_no_other(name: str, twin: Callable[[History], None]) -> None:
     history = History()
@@ -696,6 +898,67 @@ def test_an_effect_row_that_disagrees(rows: dict[str, Effect]) -> None:
     assert failed(check(THREAD, stored(BODIES), ledger(effects=rows))) == ["ledger-effects"]
 
 
+def model_effect(run: str, turn: int, attempt: int, status: str, sequence: int, verdict: str | None = None) -> Effect:
+    place = f"{turn}.model"
+    return Effect(
+        f"eff_{run}_{place}_{attempt}", f"run_{run}", place, "openai:gpt-5.6", "once", f"key_{run}_{place}", status,
+        sequence, attempt, verdict, kind="model",
+    )  # fmt: skip
+
+
+MODEL_EFFECTS = {
+    row.id: row
+    for row in (
+        model_effect("g", 1, 1, "confirmed", 4),
+        replace(EFFECTS["eff_b_1.0_2"], id="eff_g_1.0_1", run="run_g", key="key_g_1.0", sequence=6, tries=1),
+        model_effect("g", 2, 1, "refused", 8),
+        model_effect("g", 2, 2, "unknown", 10, "safe_to_retry"),
+        model_effect("g", 2, 3, "confirmed", 23, "applied"),
+        model_effect("i", 1, 1, "refused", 27, "refused"),
+        model_effect("j", 1, 1, "confirmed", 33, "applied"),
+        model_effect("k", 1, 1, "refused", 40, "not_applied"),
+        model_effect("k", 1, 2, "confirmed", 43),
+        model_effect("l", 1, 1, "unknown", 49, "cancel_run"),
+    )
+}
+MODEL_SUBMISSIONS = {
+    row.id: row
+    for row in (
+        Submission("sub_g", 1, 2, "completed"),
+        Submission("sub_h", 2, 13, "completed"),
+        Submission("sub_i", 3, 25, "failed", failure=b'{"kind":"model","message":"the account was closed"}'),
+        Submission("sub_j", 4, 31, "cancelled"),
+        Submission("sub_k", 5, 38, "completed"),
+        Submission("sub_l", 6, 47, "cancelled"),
+    )
+}
+MODEL_EFFECT_TWINS: list[tuple[str, dict[str, Effect]]] = [
+    ("missing", _without(MODEL_EFFECTS, "eff_g_1.model_1")),
+    ("of a repeatable call", {**MODEL_EFFECTS, "eff_h": replace(model_effect("h", 1, 1, "unknown", 15), id="eff_h")}),
+    ("confirmed by nobody", _row(MODEL_EFFECTS, "eff_g_2.model_2", status="confirmed", verdict=None)),
+    ("refusal forgotten", _row(MODEL_EFFECTS, "eff_g_2.model_1", status="unknown")),
+    ("verdict lost", _row(MODEL_EFFECTS, "eff_j_1.model_1", status="unknown", verdict=None)),
+    ("another model", _row(MODEL_EFFECTS, "eff_g_1.model_1", operation="other")),
+    ("another class", _row(MODEL_EFFECTS, "eff_g_1.model_1", effect_class="idempotent")),
+    ("another kind", _row(MODEL_EFFECTS, "eff_g_1.model_1", kind="network")),
+    ("another place", _row(MODEL_EFFECTS, "eff_g_1.model_1", call="2.model")),
+    ("another key", _row(MODEL_EFFECTS, "eff_g_1.model_1", key="key")),
+    ("another try", _row(MODEL_EFFECTS, "eff_g_2.model_3", tries=1)),
+]
+
+
+def test_healthy_model_calls_pass_every_check() -> None:
+    report = check(MODELS, stored(MODEL_BODIES), ledger(MODEL_SUBMISSIONS, MODEL_EFFECTS, {}))
+    assert [(c.name, c.detail) for c in report.failed] == []
+    assert statuses(report) == dict.fromkeys(CHECKS, "passed")
+
+
+@pytest.mark.parametrize("rows", [rows for _, rows in MODEL_EFFECT_TWINS], ids=[what for what, _ in MODEL_EFFECT_TWINS])
+def test_a_row_of_a_model_call_that_disagrees(rows: dict[str, Effect]) -> None:
+    report = check(MODELS, stored(MODEL_BODIES), ledger(MODEL_SUBMISSIONS, rows, {}))
+    assert failed(report) == ["ledger-effects"]
+
+
 APPROVAL_TWINS: list[tuple[str, dict[str, Approval]]] = [
     ("missing", {}),
     ("invented", {**APPROVALS, "apr_x": replace(APPROVALS["apr_a"], id="apr_x")}),
@@ -728,7 +991,11 @@ def test_an_approval_that_nobody_can_decide_any_more_is_closed_in_the_ledger() -
 
 
 def test_every_check_has_a_twin() -> None:
-    twinned = {name for name, _ in TWINS} | {name for name, _ in BYTE_TWINS} | {n for n, _, _ in SUBMISSION_TWINS}
+    twinned = (
+        {name for name, _ in TWINS + MODEL_TWINS}
+        | {name for name, _ in BYTE_TWINS}
+        | {n for n, _, _ in SUBMISSION_TWINS}
+    )
     assert twinned | {"ledger-effects", "ledger-approvals"} == set(CHECKS)
     assert set(CHECKS) == set(BYTES_CHECKS) | set(TRACE_CHECKS) | set(LEDGER_CHECKS)
 

@@ -189,7 +189,7 @@ RESERVED = Charge(1_000, 4_096, 15_000, "2026-11")
 
 
 def model_prepared(turn: int = 1, attempt: int = 1) -> ModelCallPrepared:
-    return ModelCallPrepared(R, turn, attempt, "q" * 64, f"m{turn}/{attempt}", "gpt", RESERVED)
+    return ModelCallPrepared(R, turn, attempt, "q" * 64, f"m{turn}/{attempt}", "gpt", "k", RESERVED)
 
 
 def model_failed(turn: int = 1, attempt: int = 1, dispatched: Any = "yes") -> ModelCallFailed:
