@@ -31,6 +31,12 @@ PIECE_BYTES = 1 << 16
 SENT_KEPT_BYTES = 1 << 20
 TLS_HELLO = b"\x16"
 KEY_CODES: dict[Format, int] = {"google": 400}  # elsewhere 401
+REQUEST_ID: dict[Format, str] = {
+    "chat": "x-request-id",
+    "responses": "x-request-id",
+    "azure": "apim-request-id",
+    "anthropic": "request-id",
+}  # Google names a call in its body
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 429: "Too Many Requests"}
 
 Planned = Answer | str | None | Callable[["Seen"], "Planned"]
@@ -57,6 +63,11 @@ class Seen:
         bearer = self.headers.get("authorization", "").removeprefix("Bearer ")
         named = (self.headers.get(name) for name in ("api-key", "x-api-key", "x-goog-api-key"))
         return next((key for key in named if key), bearer) or self.query.get("key", "")
+
+    @property
+    def request_id(self) -> str:
+        """The name of the call in the headers of its answer; Google gives none."""
+        return f"req_{self.n}" if self.wire in REQUEST_ID else ""
 
     @property
     def digest(self) -> str:
@@ -413,11 +424,10 @@ class FakeModels:
         """Head and body. ``full``: the length that is promised, -1 for chunks, None for what there is."""
         chunked = full == -1 or media_type == "text/event-stream" or (full is not None and how == "end")
         length = sum(map(len, pieces)) if full is None else full
-        n = seen.n if seen is not None else 0
         lines = [f"HTTP/1.1 {code} {REASONS.get(code, 'Fault')}", f"content-type: {media_type}"]
         lines += ["transfer-encoding: chunked"] if chunked else [f"content-length: {length}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        lines += [f"x-request-id: req_{n}", f"request-id: req_{n}"]
+        lines += [f"{REQUEST_ID[seen.wire]}: {seen.request_id}"] if seen is not None and seen.request_id else []
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         for piece in pieces:
             for at in range(0, len(piece), PIECE_BYTES):
