@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from perdure.app import App as App
     from perdure.app import Authorizer as Authorizer
     from perdure.app import open as open  # noqa: A004 - the public name
+    from perdure.definitions.files import File as File
     from perdure.definitions.policy import Policy as Policy
     from perdure.definitions.registry import Registration as Registration
     from perdure.definitions.tool import Secret as Secret
@@ -53,6 +54,7 @@ _MODULES = {
     "perdure.agent.agent": ("Agent",),
     "perdure.agent.ephemeral": ("Result",),
     "perdure.app": ("App", "Authorizer", "open"),
+    "perdure.definitions.files": ("File",),
     "perdure.definitions.policy": ("Policy",),
     "perdure.definitions.registry": ("Registration",),
     "perdure.definitions.tool": ("Secret", "ToolContext", "tool"),
@@ -81,6 +83,7 @@ __all__ = [
     "Denied",
     "Effect",
     "Error",
+    "File",
     "Incompatible",
     "Invalid",
     "NotApplied",

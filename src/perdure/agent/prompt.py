@@ -7,16 +7,25 @@ settles nothing and resolves nothing. The view is built once an attempt and then
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
+from perdure.definitions.files import KEY as FILE
+from perdure.definitions.files import File
 from perdure.ports.provider import (
     AssistantMessage,
+    Capability,
+    FileContent,
     Message,
+    Model,
+    ModelError,
+    Request,
     SystemMessage,
     ToolMessage,
     ToolResult,
     UserMessage,
+    profile_of,
 )
 from perdure.records.parts import CallPart, Part
 from perdure.rules import fold, plans
@@ -27,10 +36,57 @@ _encode = msgspec.json.Encoder().encode
 CONTINUE = "Go on with this earlier request; the results it was waiting for are known now:"
 
 
-def input_text(raw: bytes | msgspec.Raw) -> str:
-    """A recorded input as the user's message: text as it is, anything else as JSON."""
+def input_message(raw: bytes | msgspec.Raw) -> UserMessage:
+    """A recorded input as the user's message: text as it is, anything else as JSON, its files beside it."""
     value = _decode(raw)
-    return value if isinstance(value, str) else bytes(raw).decode()
+    if isinstance(value, str):
+        return UserMessage(value)
+    text = bytes(raw)
+    files: list[FileContent] = []
+    if FILE.encode() in text:
+        text = _encode(_mentioned(value, files))
+    return UserMessage(text.decode(), tuple(files))
+
+
+def _mentioned(value: Any, files: list[FileContent]) -> Any:
+    """A JSON value with a mention in place of each file, numbered from 1; the files are added to ``files``."""
+    if isinstance(value, list):
+        return [_mentioned(item, files) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if FILE not in value:
+        return {key: _mentioned(item, files) for key, item in value.items()}
+    file = msgspec.convert(value, File)
+    files.append(FileContent(file.media_type, file.data, file.url, file.name))
+    named = {"name": file.name} if file.name else {}
+    sized = {"bytes": len(file.data)} if file.data else {}
+    return {FILE: len(files), "media_type": file.media_type, **named, **sized}
+
+
+def needs(request: Request) -> frozenset[Capability]:
+    """What a model must be able to do to answer a request: call tools, see images, read other files."""
+    found: set[Capability] = {"tools"} if request.tools else set()
+    for message in request.messages:
+        if isinstance(message, UserMessage):
+            found.update("images" if file.media_type.startswith("image/") else "files" for file in message.files)
+    return frozenset(found)
+
+
+def check_needs(model: Model, request: Request) -> None:
+    """Raise unless a model can do what a request needs; one that declares nothing is taken at its word.
+
+    Raises:
+        ModelError: it cannot; nothing was sent.
+    """
+    able = profile_of(model).capabilities
+    lacking = sorted(needs(request) - able) if able is not None else []
+    if lacking:
+        raise ModelError(
+            f"Model `{model.name}` cannot take what this run gives it: {', '.join(lacking)}.",
+            dispatched="no",
+            kind="model.setup",
+            help="Choose a model that declares it, or leave it out.",
+        )
 
 
 def explain(kind: str, message: str, **more: str) -> str:
@@ -76,14 +132,14 @@ class PromptView:
         last = own
         for _, other, turn in places:
             if turn is None:
-                self.messages.append(UserMessage(input_text(other.input)))
+                self.messages.append(input_message(other.input))
             elif other is own and turn.open:
                 continue
             else:
                 self.extend(turn)
             last = other
         self._passed = last is not own  # later requests went on while this one waited
-        self._input = input_text(own.input)
+        self._input = input_message(own.input)
 
     def extend(self, turn: fold.Turn) -> None:
         """Add a turn with the results of its batch."""
@@ -105,7 +161,7 @@ class PromptView:
         last = self.messages[-1] if self.messages else None
         if self._passed or isinstance(last, AssistantMessage):
             self._passed = False
-            self.messages.append(UserMessage(f"{CONTINUE}\n\n{self._input}"))
+            self.messages.append(UserMessage(f"{CONTINUE}\n\n{self._input.text}", self._input.files))
         return self.messages
 
     def _valid_parts(self, turn: fold.Turn) -> tuple[tuple[Part, ...], list[tuple[CallPart, fold.Call]]]:

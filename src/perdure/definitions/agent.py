@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from perdure import canonical
+from perdure.definitions.inputs import input_codec_of
 from perdure.definitions.policy import Policy
 from perdure.definitions.schema import Codec, codec_of
 from perdure.definitions.tool import Tool, check_takes_one
@@ -86,7 +87,7 @@ class AgentDefinition:
         what = f"agent `{name}`"
         self.input: Any = input
         self.output: Any = output
-        self.input_codec: Codec = codec_of(input, f"The input of {what}")
+        self.input_codec: Codec = input_codec_of(input, f"The input of {what}")
         self.output_codec: Codec = codec_of(output, f"The output of {what}")
         self.instructions: Instructions = _checked_instructions(what, instructions)
         self._by_name: dict[str, Tool] = _checked_tools(what, tools)

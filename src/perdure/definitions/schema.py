@@ -24,6 +24,7 @@ import msgspec.inspect
 
 from perdure import canonical
 from perdure.definitions import jsonschema
+from perdure.definitions.files import File
 from perdure.errors import Invalid
 from perdure.limits import INLINE_BYTES_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX
 
@@ -119,10 +120,7 @@ class Codec:
         except ENCODE_ERRORS as error:
             raise _unencodable(value, what, error) from error
         if len(raw) > INLINE_BYTES_MAX:
-            raise Invalid(
-                f"{what} is {len(raw):,} bytes of JSON; the limit is {INLINE_BYTES_MAX:,} bytes (INLINE_BYTES_MAX).",
-                help="Store the content elsewhere and pass a reference to it.",
-            )
+            raise _too_large(value, len(raw), what)
         check_limits(raw, what)
         try:
             decoded = self._read(raw)
@@ -366,6 +364,8 @@ def _traits_of(type_: Any, what: str) -> _Traits:
             structs |= any(isinstance(item, msgspec.Meta) for item in metadata)
             stack.append(base)
             continue
+        if node is File:
+            continue  # both read it
         models |= is_model(node)
         structs |= isinstance(node, msgspec.StructMeta)
         constraints |= dataclasses.is_dataclass(node) and hasattr(node, "__pydantic_validator__")
@@ -426,6 +426,29 @@ def _fields(value: Any) -> tuple[str, ...]:
 
 
 _probe_encode = msgspec.json.Encoder(enc_hook=_enc_hook).encode
+
+
+def files_in(value: Any) -> Iterator[tuple[str, File]]:
+    """Every file in a value that crosses, with its path."""
+    stack = [("$", value)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, File):
+            yield path, node
+        else:
+            stack.extend((path + step, item) for step, item in _children(node))
+
+
+def _too_large(value: Any, size: int, what: str) -> Invalid:
+    told = f"{what} is {size:,} bytes of JSON; the limit is {INLINE_BYTES_MAX:,} bytes (INLINE_BYTES_MAX)"
+    held = [(len(file.data), path) for path, file in files_in(value) if file.data]
+    if not held:
+        return Invalid(f"{told}.", help="Store the content elsewhere and pass a reference to it.")
+    most, path = max(held)
+    return Invalid(
+        f"{told}. Its largest file, at `{path[:200]}`, has {most:,} bytes, as base64 a third more.",
+        help="Put it where the provider can fetch it, and give its address: File.at(url, media_type=...).",
+    )
 
 
 def _encode_error(value: Any) -> BaseException | None:
