@@ -25,7 +25,17 @@ from perdure.records.effect import (
     ToolStepRefused,
     ToolStepSettled,
 )
-from perdure.records.parts import CallPart, Charge, Evidence, Failure, ReasoningPart, TextPart, Usage
+from perdure.records.parts import (
+    NO_CHARGE,
+    NO_EVIDENCE,
+    CallPart,
+    Charge,
+    Evidence,
+    Failure,
+    ReasoningPart,
+    TextPart,
+    Usage,
+)
 from perdure.records.run import (
     AcceptedLimits,
     ModelCallFailed,
@@ -238,7 +248,6 @@ RESERVED = Charge(1_200, 4_096, 43_960, PRICES)
 BUSY = Failure("model.rate_limit", "Rate limit reached.")
 GONE = "it was started, and its owner vanished before an outcome was recorded"
 SEEN = Evidence("c" * 64, "d" * 64, "req_011", 200)
-UNSEEN = Evidence()
 
 
 def ask(run: str, turn: int, attempt: int = 1) -> ModelCallPrepared:
@@ -248,7 +257,7 @@ def ask(run: str, turn: int, attempt: int = 1) -> ModelCallPrepared:
     )  # fmt: skip
 
 
-def lost(asked: ModelCallPrepared, reason: str = GONE, seen: Evidence = UNSEEN) -> ModelCallUnknown:
+def lost(asked: ModelCallPrepared, reason: str = GONE, seen: Evidence = NO_EVIDENCE) -> ModelCallUnknown:
     return ModelCallUnknown(asked.run, asked.turn, asked.effect, asked.model, reason, asked.reserved, seen)
 
 
@@ -288,7 +297,7 @@ def model_calls() -> list[tuple[int, list[codec.Record]]]:
         "run_h", 1, 1, MODEL, "unknown", Failure("model", "The connection was lost."), Evidence("c" * 64), RESERVED
     )  # fmt: skip
     stale = replace(
-        unsure, attempt=2, dispatched="no", failure=Failure("model.session", "No such response."), charged=Charge()
+        unsure, attempt=2, dispatched="no", failure=Failure("model.session", "No such response."), charged=NO_CHARGE
     )  # fmt: skip
     stopped = replace(unsure, attempt=3, failure=Failure("cancelled", "The call was interrupted."))
     return [
@@ -322,7 +331,20 @@ def model_calls() -> list[tuple[int, list[codec.Record]]]:
         (7, [lost(given_up), verdict(given_up, "cancel_run"), CancelRequested("sub_l", "ada", "give up")]),
         (7, [SubmissionSettled("sub_l", "run_l", "cancelled")]),
         (8, [verdict(fourth, "applied", result=Raw(b'"Done."'))]),
-        (8, ended("g", 2, b'"Done."', effect=fourth.effect, usage=Usage(), cost=None, prices="", evidence=UNSEEN, tries=0)),
+        (
+            8,
+            ended(
+                "g",
+                2,
+                b'"Done."',
+                effect=fourth.effect,
+                usage=Usage(),
+                cost=None,
+                prices="",
+                evidence=NO_EVIDENCE,
+                tries=0,
+            ),
+        ),
     ]
 
 
