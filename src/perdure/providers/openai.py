@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from types import ModuleType
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 from perdure.definitions.tool import Secret
 from perdure.errors import Invalid
 from perdure.ports.provider import Delta, ModelError, Request, Response
+from perdure.providers.setup import Setup
 
 if TYPE_CHECKING:
     from perdure.providers._openai_chat import Connection
@@ -75,6 +77,11 @@ class ChatModel:
     def name(self) -> str:
         """``openai:`` and the name of the model."""
         return f"openai:{self._model}"
+
+    def setup(self) -> Setup:
+        """Where calls go, where the key is, and what they load."""
+        address = self._base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+        return Setup(address, self._api_key, LIBRARIES)
 
     def require(self) -> None:
         """Check, without loading them, that the provider libraries are installed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 from perdure.errors import Invalid
@@ -11,6 +12,27 @@ from perdure.providers.openai import ChatModel
 _PREFIXES: dict[str, Callable[[str], Model]] = {"openai": ChatModel}
 
 
+def prefixes() -> tuple[str, ...]:
+    """What a name may begin with, before its colon."""
+    return tuple(sorted(_PREFIXES))
+
+
+def named(text: str) -> Model:
+    """The model that ``"openai:NAME"`` names. Loads no provider library, and does not ask whether they are installed.
+
+    Raises:
+        Invalid: no model is named so; suggests the nearest prefix.
+    """
+    prefix, _, name = text.partition(":")
+    make = _PREFIXES.get(prefix)
+    if make is None or not name.strip():
+        known = ", ".join(f'"{prefix}:NAME"' for prefix in prefixes())
+        near = difflib.get_close_matches(prefix, _PREFIXES, 1) if name.strip() else []
+        meant = f"Did you mean `{near[0]}:{name[:200]}`? " if near else ""
+        raise Invalid(f"`{text[:200]}` names no model.", help=f"{meant}Known are {known}; or give a Model object.")
+    return make(name)
+
+
 def resolve(model: object) -> Model:
     """A model object as it is, or the model that ``"openai:NAME"`` names. Loads no provider library.
 
@@ -18,12 +40,7 @@ def resolve(model: object) -> Model:
         Invalid: neither; or a library that the model needs is not installed.
     """
     if isinstance(model, str):
-        prefix, _, name = model.partition(":")
-        make = _PREFIXES.get(prefix)
-        if make is None or not name.strip():
-            known = ", ".join(f'"{prefix}:NAME"' for prefix in sorted(_PREFIXES))
-            raise Invalid(f"`{model[:200]}` names no model.", help=f"Known are {known}; or give a Model object.")
-        model = make(name)
+        model = named(model)
     if isinstance(model, ChatModel):
         model.require()
     if isinstance(model, type) or not isinstance(model, Model):
