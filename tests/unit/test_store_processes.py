@@ -18,6 +18,7 @@ import pytest
 from perdure.errors import Unavailable
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Admission
+from perdure.stores.sqlite import connection as connections
 from perdure.stores.sqlite.store import SqliteStore, open_store
 
 pytestmark = pytest.mark.anyio
@@ -26,6 +27,9 @@ PROGRAM = """
 import asyncio, os, signal, sys
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Admission
+from perdure.rules.accounting import Rate
+from perdure.rules.pace import Pace
+from perdure.stores.sqlite.models import Models
 from perdure.stores.sqlite.store import open_store
 
 def admit(store, name, thread="t"):
@@ -91,6 +95,27 @@ async def stand(path, name, count):
     await store.write(Boundary.ADMIT, unit)
     await store.close()
 
+async def call(path, name, count):
+    # every call that the rate of `count` a minute grants in the first minute, by a clock of its own that waits for nothing
+    if name.startswith("alone"):  # the twin: what is counted stays in this process
+        kept = {}
+        Models._pace = lambda self, model: kept.get(model, Pace())
+        Models._step = lambda self, model, before, after: kept.update({model: after})
+    store, now, rate = open_store(path), 0, Rate(requests=count, tokens=100 * count)
+    say("ready")
+    sys.stdin.readline()
+    while now < 60_000_000:
+        again = await store.write(
+            Boundary.MODEL_RATE,
+            lambda tx: tx.ledger.take_model_turn("m", 10**15 + now, 100, rate),
+            single=name.startswith("torn"),  # the twin: it reads in one transaction and writes in the next
+        )
+        if again == 0:
+            say(now)
+        else:
+            now = again - 10**15
+    await store.close()
+
 verb, path, name, count = sys.argv[1:]
 asyncio.run(globals()[verb](path, name, int(count)))
 """
@@ -110,6 +135,18 @@ def finish(process: subprocess.Popen[str], said: str | None = None) -> list[str]
     out, err = process.communicate(said, timeout=60)
     assert process.returncode == 0, err
     return out.split()
+
+
+def at_once(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """Let processes that said that they are ready go on together. What each of them said then."""
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [finish(process) for process in processes]
 
 
 def admitted(store: SqliteStore) -> list[Any]:
@@ -165,16 +202,71 @@ def test_two_workers_claim_every_submission_once(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(fill())
-    workers = [start("claim", path, name) for name in ("w1", "w2")]
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    claims = [finish(worker) for worker in workers]
+    claims = at_once([start("claim", path, name) for name in ("w1", "w2")])
     assert sorted(claims[0] + claims[1]) == sorted(f"sub_{n}" for n in range(300))
+
+
+RATE = 40  # calls a minute: one in 1.5 s
+
+
+def granted(path: Path, names: str, held: int) -> list[float]:
+    """The instants (seconds) of a minute's first calls, by processes that share a model held for ``held`` seconds."""
+
+    async def hold() -> None:
+        store = open_store(path)
+        await store.write(Boundary.MODEL_RATE, lambda tx: tx.ledger.hold_model("m", 10**15 + held * 1_000_000))
+        await store.close()
+
+    asyncio.run(hold())
+    said = at_once([start("call", path, f"{names}{n}", RATE) for n in range(3)])
+    return sorted(int(instant) / 1_000_000 for one in said for instant in one)
+
+
+def check_rate(instants: list[float], held: int) -> None:
+    """In each stretch of the minute no more than a minute's worth and what the stretch grants; and nothing is wasted."""
+    assert instants[0] == held
+    for last, instant in enumerate(instants):
+        for first in range(last + 1):
+            allowed = RATE + RATE * (instant - instants[first]) / 60
+            assert last - first + 1 <= allowed, f"{last - first + 1} calls from {instants[first]} to {instant} s"
+    assert len(instants) == RATE + RATE * (60 - held) // 60 - 1
+
+
+@pytest.mark.parametrize("held", [0, 30])
+def test_processes_share_the_rate_of_a_model(tmp_path: Path, held: int) -> None:
+    check_rate(granted(tmp_path / "store.db", "shared", held), held)
+
+
+def test_a_rate_that_each_process_keeps_for_itself_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"calls from 0\.0 to 0\.0 s"):
+        check_rate(granted(tmp_path / "store.db", "alone", 0), 0)
+
+
+def test_a_rate_that_is_read_and_written_apart_is_found(tmp_path: Path) -> None:
+    for n in range(10):  # three processes take turns at every commit, so the first time should do
+        try:
+            check_rate(granted(tmp_path / f"{n}.db", "torn", 0), 0)
+        except AssertionError:
+            return
+    pytest.fail("nobody came between")
+
+
+def test_processes_that_open_an_old_file_at_once_migrate_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = connections.connect(str(path))
+    connection.execute(connections.migrations()[0])
+    connection.execute("INSERT INTO meta VALUES ('needs_release', '0.1')")
+    connection.execute(f"PRAGMA application_id={connections.APPLICATION_ID}; PRAGMA user_version=1")
+    connection.close()
+    at_once([start("call", path, f"shared{n}", RATE) for n in range(3)])
+
+    async def look() -> None:
+        store = open_store(path)
+        assert await store.integrity() == []
+        assert connections.pragma(store.connection, "user_version") == connections.FORMAT
+        await store.close()
+
+    asyncio.run(look())
 
 
 @pytest.mark.parametrize("shape", ["alone", "grouped"])

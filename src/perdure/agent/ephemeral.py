@@ -13,16 +13,16 @@ from perdure.agent import events
 from perdure.agent.batch import Toolbox
 from perdure.agent.events import Event
 from perdure.agent.loop import Emit, Interpreter
+from perdure.agent.nowhere import NowhereStore
 from perdure.canonical import decode
 from perdure.definitions.agent import AgentDefinition
 from perdure.engine.attempt import Attempt, Parked, Settled
 from perdure.engine.host import Host
 from perdure.errors import Denied, RunCancelled, RunFailed, Unavailable
-from perdure.ports.failpoints import Boundary, Failpoint
+from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Claimed, Intent, Submission
 from perdure.ports.log import Tail
 from perdure.ports.provider import Model
-from perdure.ports.store import Unit
 from perdure.records.codec import EMPTY_TAIL
 from perdure.records.effect import ToolApprovalDecided
 from perdure.records.parts import Usage
@@ -31,43 +31,6 @@ from perdure.rules import fold
 T = TypeVar("T")
 Approve = Callable[[events.ApprovalRequested], Any]
 """Decides a request for approval at once: returns a truth value, or an awaitable of one."""
-
-
-class NowhereStore:
-    """Keeps nothing: every unit is taken as done without being run. For runs without history or recovery."""
-
-    failpoint: Failpoint | None = None
-
-    def write(
-        self,
-        boundary: Boundary,
-        unit: Unit[T],
-        on_error: Callable[[BaseException], None] | None = None,
-        *,
-        single: bool = False,
-    ) -> asyncio.Future[Any]:
-        """A future that is already resolved."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_result(True)
-        return future
-
-    def read(self, unit: Unit[T]) -> Any:
-        """Nothing."""
-        return None
-
-    async def scan(self, unit: Unit[T]) -> Any:
-        """Nothing."""
-        return None
-
-    def hold(self, owner: str, lease_seconds: float, now: Callable[[], int]) -> None:
-        """Nothing to hold."""
-
-    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Nobody else is there."""
-        return lambda: None
-
-    async def close(self) -> None:
-        """Nothing to close."""
 
 
 class Result(msgspec.Struct, frozen=True):
