@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from perdure.errors import RunFailed as RunFailed
     from perdure.errors import Unavailable as Unavailable
     from perdure.errors import Unknown as Unknown
-    from perdure.projections.run import Approval as Approval
-    from perdure.projections.run import Effect as Effect
+    from perdure.projections.approval import Approval as Approval
+    from perdure.projections.effect import Effect as Effect
     from perdure.projections.run import Settlement as Settlement
 
 __version__ = "0.1.0"
@@ -66,7 +66,9 @@ _MODULES = {
         "ApprovalSuspensionError", "Conflict", "Corrupt", "Denied", "Error", "Incompatible", "Invalid", "OwnershipLost",
         "Refused", "RunCancelled", "RunFailed", "Unavailable", "Unknown",
     ),
-    "perdure.projections.run": ("Approval", "Effect", "Settlement"),
+    "perdure.projections.approval": ("Approval",),
+    "perdure.projections.effect": ("Effect",),
+    "perdure.projections.run": ("Settlement",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

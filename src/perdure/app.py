@@ -30,11 +30,14 @@ from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, LISTED_MAX, PAGE_BA
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
 from perdure.ports.store import Store
-from perdure.projections import obligations, run, thread
+from perdure.projections import approval, effect, obligations, run, thread
+from perdure.projections.approval import Approval
+from perdure.projections.effect import Effect
 from perdure.projections.obligations import Obligation
-from perdure.projections.run import Approval, Effect, RunView, Settlement
+from perdure.projections.run import RunView, Settlement
 from perdure.projections.thread import RecordView, ThreadView
 from perdure.providers.resolve import resolve
+from perdure.rules.plans import is_model_call
 from perdure.stores.sqlite.store import open_store
 
 if TYPE_CHECKING:
@@ -375,9 +378,9 @@ class App:
 
     def _approval(self, row: ApprovalRow) -> Approval:
         found, decided = self.store.read(
-            lambda tx: (tx.ledger.thread(row.thread), row.id in run.decisions(tx, row.thread))
+            lambda tx: (tx.ledger.thread(row.thread), row.id in effect.decisions(tx, row.thread))
         )
-        return run.approval(row, found.id if found is not None else "", decided=decided)
+        return approval.approval(row, found.id if found is not None else "", decided=decided)
 
     async def effects(self, *, status: str | None = None, run: str | None = None) -> list[Effect]:
         """Effects by start; ``status="unknown"`` lists those that wait for a verdict."""
@@ -395,7 +398,7 @@ class App:
         return await self._effect(row)
 
     async def _effect(self, row: EffectRow) -> Effect:
-        return await run.read_effect(self.store, row)
+        return await effect.read_effect(self.store, row)
 
     async def reconcile(
         self, effect: Effect | str, verdict: Verdict, *, by: str = "local", reason: str = "", evidence: Any = None
@@ -403,7 +406,8 @@ class App:
         """Give the verdict on an effect of unknown outcome. Appended, with author, reason and evidence.
 
         Args:
-            verdict: ``Applied(result)``, ``Refused(error)``, ``NotApplied()``, ``SafeToRetry()`` or ``CancelRun()``.
+            verdict: ``Applied(result)``, ``Refused(error)``, ``NotApplied()``, ``SafeToRetry()`` or ``CancelRun()``. The
+                result of a model call is the text it answered; one that is refused fails its run.
             evidence: any JSON value: what convinced you.
 
         Raises:
@@ -422,6 +426,8 @@ class App:
         await reconciliation.submit(self.host, body, by=_text(by, "by"), reason=_text(reason, "reason", blank=True))
 
     def _encoder(self, row: EffectRow) -> reconciliation.Encode:
+        if is_model_call(row.call):
+            return reconciliation.answer
         submission = self.store.read(
             lambda tx: tx.ledger.submission(row.submission)
         )  # none of a run in persistent mode

@@ -31,7 +31,7 @@ import msgspec
 import perdure as p
 from perdure.definitions.tool import Tool
 from perdure.ports.provider import AssistantMessage, Message, Request, UserMessage
-from perdure.projections.run import Effect
+from perdure.projections.effect import Effect
 from perdure.providers.scripted import Item, Scripted, call, calls, say
 from perdure.records.effect import ToolApprovalDecided, ToolCallPrepared, ToolCallResolved, ToolStepPrepared
 from perdure.records.parts import CallPart

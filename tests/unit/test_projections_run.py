@@ -12,7 +12,7 @@ import pytest
 from perdure.clock import to_datetime
 from perdure.errors import Corrupt, Invalid
 from perdure.ports.ledger import EffectRow, Submission
-from perdure.projections import run
+from perdure.projections import approval, effect, run
 from perdure.records.effect import ToolCallSettled
 from perdure.records.parts import Failure, Usage
 from perdure.stores.sqlite.store import SqliteStore, open_store
@@ -39,10 +39,10 @@ def fresh(store: SqliteStore, row: Submission) -> Submission:
     return found
 
 
-async def effect_of(store: SqliteStore, row: EffectRow) -> run.Effect:
+async def effect_of(store: SqliteStore, row: EffectRow) -> effect.Effect:
     found = store.read(lambda tx: tx.ledger.effect(row.id))
     assert found is not None
-    return await run.read_effect(store, found)
+    return await effect.read_effect(store, found)
 
 
 # -- settlement -------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def test_a_try_that_another_followed_has_no_outcome(store: SqliteStore, wr
 async def test_an_effect_that_is_not_where_its_row_says_is_corrupt(store: SqliteStore, written: Written) -> None:
     row = msgspec.structs.replace(written.lost, sequence=1)
     with pytest.raises(Corrupt, match=r"does not hold the start of effect .* at record 1"):
-        await run.read_effect(store, row)
+        await effect.read_effect(store, row)
 
 
 async def test_a_started_effect_reads_its_own_batch_only(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ async def test_a_started_effect_reads_its_own_batch_only(store: SqliteStore, mon
     monkeypatch.setattr(store, "scan", counted)
     started = s.store.read(lambda tx: tx.ledger.effect(rows[0].id))
     assert started is not None
-    found = await run.read_effect(store, msgspec.structs.replace(started, status="started"))
+    found = await effect.read_effect(store, msgspec.structs.replace(started, status="started"))
     assert found.arguments == {"cents": 5}
     assert (await effect_of(store, rows[1])).result == 1
     assert reads == [], "both ends stand in the first batches that are read"
@@ -188,14 +188,14 @@ async def test_a_held_effect_says_so(store: SqliteStore, written: Written) -> No
 async def test_an_approval_is_what_the_row_holds(store: SqliteStore, written: Written) -> None:
     row = store.read(lambda tx: tx.ledger.approval(written.approved.id))
     assert row is not None
-    found = run.approval(row, "shop")
+    found = approval.approval(row, "shop")
     assert (found.tool, found.arguments, found.status, found.by, found.decision_reason) == (
         "big", {"cents": 5, "pin": "***"}, "approved", "ada", "fine",
     )  # fmt: skip
     assert (found.thread, found.submission, found.run, found.call) == ("shop", row.submission, row.run, "1.5")
     assert found.decided_at is not None
     assert (found.asked_at, found.resolve) == (to_datetime(row.asked_at), None)
-    pending = run.approval(written.asked)
+    pending = approval.approval(written.asked)
     assert pending.resolve == f"perdure approvals approve {written.asked.id} --reason …"
     assert (pending.by, pending.decided_at) == (None, None)
 

@@ -12,7 +12,7 @@ from perdure.cli.output import Output, cell, plain
 from perdure.cli.settings import Settings
 from perdure.definitions.verdicts import Applied, CancelRun, NotApplied, SafeToRetry, Verdict
 from perdure.errors import Invalid, Refused
-from perdure.projections.run import Effect
+from perdure.projections.effect import Effect
 
 VERDICTS = {
     "applied": "if it took place",

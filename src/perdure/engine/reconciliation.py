@@ -20,7 +20,13 @@ from perdure.engine.attempt import Attempt
 from perdure.engine.host import Host, log
 from perdure.engine.intents import VerdictBody
 from perdure.errors import Conflict, Invalid, Refused
-from perdure.limits import PROBE_BACKOFF_SECONDS_MAX, PROBE_BACKOFF_SECONDS_MIN, PROBE_SECONDS_MAX, VERDICTS_MAX
+from perdure.limits import (
+    PROBE_BACKOFF_SECONDS_MAX,
+    PROBE_BACKOFF_SECONDS_MIN,
+    PROBE_SECONDS_MAX,
+    RESPONSE_BYTES_MAX,
+    VERDICTS_MAX,
+)
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import EffectRow, Intent
 from perdure.ports.store import Transaction
@@ -40,6 +46,22 @@ _encode = msgspec.json.Encoder().encode
 def plain(value: Any) -> bytes:
     """A verdict's result as plain JSON."""
     return canonical.encode(value, "result of the verdict")
+
+
+def answer(value: Any) -> bytes:
+    """The result of an unknown model call: what it answered, as text.
+
+    Raises:
+        Invalid: it is no text, or more than a response may hold.
+    """
+    help = "Give the text that the model answered. If nobody has it, SafeToRetry() asks again and CancelRun() gives up."
+    if not isinstance(value, str):
+        raise Invalid(f"The answer of a model call is text; this is {type(value).__name__}.", help=help)
+    if len(value) > RESPONSE_BYTES_MAX:
+        raise Invalid(
+            f"The answer holds {len(value):,} characters; the limit is {RESPONSE_BYTES_MAX:,}.", help="Give less of it."
+        )
+    return canonical.encode(value, "answer of the model call")
 
 
 def verdict_body(

@@ -22,7 +22,7 @@ from perdure.ports.ledger import ApprovalRow, EffectRow, Intent, Submission, Thr
 from perdure.ports.store import Store, Transaction
 from perdure.records import codec
 from perdure.records.effect import ToolApprovalDecided, ToolApprovalRequested, ToolCallResolved
-from perdure.records.run import RunStarted
+from perdure.records.run import ModelCallResolved, RunStarted
 from perdure.records.thread import CancelRequested, SubmissionSettled, UserInputRecorded
 from perdure.redaction import SHOWN
 from perdure.rules import invariants
@@ -222,7 +222,7 @@ def _asked(tx: Transaction, row: ApprovalRow) -> bool:
 # Only batches that hold one of these are decoded a second time.
 _NOTED = re.compile(
     rb'"kind":"(?:UserInputRecorded|RunStarted|ToolApprovalRequested|ToolApprovalDecided|CancelRequested'
-    rb"|ToolCallResolved|SubmissionSettled)/"
+    rb"|ToolCallResolved|ModelCallResolved|SubmissionSettled)/"
 )
 
 
@@ -252,7 +252,7 @@ class _Noted(msgspec.Struct):
                 self.decided[record.approval] = (record.decision, record.by, record.reason)
             case CancelRequested():
                 self.cancels[record.submission] = (record.by, record.reason)
-            case ToolCallResolved():
+            case ToolCallResolved() | ModelCallResolved():
                 self.verdicts.setdefault(record.effect, []).append((record.verdict, record.by, record.reason))
             case SubmissionSettled():
                 self.settled.add(record.submission)

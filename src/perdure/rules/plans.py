@@ -278,6 +278,11 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
 # -- the model call of a run ------------------------------------------------------------------------------------------
 
 
+def is_model_call(place: str) -> bool:
+    """Whether an effect stands where the model call of a turn does."""
+    return place.endswith(".model")
+
+
 def model_doubts(run: fold.Run | None, reason: str = _ENDED) -> tuple[Doubt, ...]:
     """The started ``once`` model call of a run that has no outcome, if there is one."""
     prepared = None if run is None else run.model_prepared
