@@ -38,7 +38,7 @@ from perdure.records.parts import CallPart, Part, ReasoningPart, TextPart, Usage
 from perdure.testing.conformance.provider import provider_suite
 from support.fake_llm import Answer, Broken, FakeLLM, Raw, Reply, Slow, Status
 
-_openai_chat = pytest.importorskip("perdure.providers._openai_chat", reason="needs perdure[models]")
+core = pytest.importorskip("perdure.providers._pydantic_ai", reason="needs perdure[models]")
 
 KEY = "sk-the-secret-key"
 WEATHER = ToolSpec("weather", "Weather of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -88,7 +88,7 @@ def test_text(server: FakeLLM, stream: bool) -> None:
     server.play(Reply("It is sunny."))
     response = ask(model_at(server.url), stream=stream)
     assert response.parts == (TextPart("It is sunny."),)
-    assert (response.finish, response.model) == ("stop", "openai:gpt-test")
+    assert (response.finish, response.model) == ("stop", "openai-chat:gpt-test")
     assert response.usage == Usage(input=11, output=7)
     assert len(server.requests) == 1
 
@@ -250,7 +250,6 @@ def test_a_server_without_keys(server: FakeLLM) -> None:
         (Status(400), False, None),
         (Status(401), False, None),
         (Status(404), False, None),
-        (Status(408), True, None),
         (Status(409), True, None),
         (Status(429), True, None),
         (Status(429, headers={"retry-after": "7"}), True, 7.0),
@@ -270,6 +269,15 @@ def test_a_status_is_a_definite_answer(
     assert (failure.dispatched, failure.retryable, failure.retry_after) == ("yes", retryable, retry_after)
     assert str(status.code) in str(failure)
     assert "it failed" in str(failure)
+    assert len(server.requests) == 1
+
+
+@both_ways
+@pytest.mark.parametrize("code", [408, 502, 504])
+def test_a_gateway_does_not_know(server: FakeLLM, stream: bool, code: int) -> None:
+    server.play(Status(code))
+    failure = error(model_at(server.url), stream=stream)
+    assert (failure.dispatched, failure.retryable, failure.evidence.status) == ("unknown", True, code)
     assert len(server.requests) == 1
 
 
@@ -405,7 +413,7 @@ def test_cancelling_closes_the_connection(server: FakeLLM, stream: bool) -> None
 
 @both_ways
 def test_a_response_without_end_is_cut_off(server: FakeLLM, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_openai_chat, "RESPONSE_BYTES_MAX", 1000)
+    monkeypatch.setattr(core, "RESPONSE_BYTES_MAX", 1000)
     server.play(Reply("x" * 10_000))
     failure = error(model_at(server.url), stream=stream)
     assert (failure.dispatched, failure.retryable) == ("unknown", False)
@@ -481,14 +489,14 @@ def test_one_model_serves_several_loops_and_leaves_nothing_open(server: FakeLLM)
     for _ in range(3):
         server.play(Reply("Sunny."))
         assert ask(model).parts == (TextPart("Sunny."),)
-        assert _openai_chat._open == {}
+        assert core._open == {}
     gc.collect()  # an unclosed socket would warn, and warnings are errors
 
 
 def test_connections_are_used_again(server: FakeLLM) -> None:
     async def main() -> None:
         await asyncio.gather(*(respond(model_at(server.url)) for _ in range(5)))
-        [(connections, _)] = _openai_chat._open.values()
+        [(connections, _)] = core._open.values()
         assert len(connections) == 1
 
     asyncio.run(main())
@@ -529,7 +537,7 @@ from perdure.ports.provider import Request
 from perdure.providers.openai import ChatModel
 from perdure.providers.resolve import resolve
 try:
-    resolve("openai:gpt-5.6")
+    resolve("openai-chat:gpt-5.6")
 except Invalid as error:
     print(error)
 try:
@@ -538,15 +546,15 @@ except Invalid as error:
     print(error)
 """
     lines = python(program).splitlines()
-    assert lines == ['Model `openai:gpt-5.6` needs openai: pip install "perdure[models]"'] * 2
+    assert lines == ['Model `openai-chat:gpt-5.6` needs openai: pip install "perdure[models]"'] * 2
 
 
 def test_names_are_resolved() -> None:
     scripted = Scripted([])
     assert resolve(scripted) is scripted
-    model = resolve("openai:ft:gpt-5.6:acme")
+    model = resolve("openai-chat:ft:gpt-5.6:acme")
     assert isinstance(model, ChatModel)
-    assert model.name == "openai:ft:gpt-5.6:acme"
+    assert model.name == "openai-chat:ft:gpt-5.6:acme"
     assert repr(model) == "ChatModel('ft:gpt-5.6:acme')"
 
 

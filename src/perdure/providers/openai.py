@@ -1,36 +1,34 @@
-"""Models behind OpenAI's Chat Completions wire format: OpenAI itself and the many servers that speak it.
+"""Models behind OpenAI's wire formats: Responses, and Chat Completions with the many servers that speak it.
 
-Importing this module loads no provider library. They are loaded (in a thread: it takes seconds) by the first call, from
-``_openai_chat``, which holds everything that knows them.
+Importing this module loads no provider library. They are loaded (in a thread: it takes seconds) by the first call.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import os
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from perdure.definitions.tool import Secret
+from perdure.definitions.context import Secret
 from perdure.errors import Invalid
-from perdure.ports.provider import Delta, ModelError, Request, Response
-from perdure.providers.setup import Setup
+from perdure.ports.provider import Capability
+from perdure.providers._remote import RemoteModel, Target
+from perdure.rules.accounting import Price, Rate
 
-if TYPE_CHECKING:
-    from perdure.providers._openai_chat import Connection
+__all__ = ["ChatModel", "ResponsesModel"]
 
-__all__ = ["ChatModel"]
-
-LIBRARIES = ("httpx2", "openai", "pydantic_ai")
-_library: ModuleType | None = None
+Continuation = Literal["stateless", "stored", "none"]
+Output = Literal["native", "prompted"]
+OPENAI = "https://api.openai.com/v1"
+CONTINUATIONS = ("stateless", "stored", "none")
+OUTPUTS = ("native", "prompted")
 _OPENAI_API_KEY = Secret.env("OPENAI_API_KEY")
+_COMMON: frozenset[Capability] = frozenset(
+    {"tools", "parallel_tools", "reasoning", "reasoning_effort", "streaming", "images", "files", "usage"}
+)
 
 
-class ChatModel:
+class ChatModel(RemoteModel):
     """A model of an OpenAI-compatible Chat Completions server.
 
     One call is one HTTP request: the client's own retries are off, whether to repeat is the engine's decision. Works
@@ -41,12 +39,26 @@ class ChatModel:
         base_url: the server, for example ``"http://127.0.0.1:11434/v1"``; by default the environment variable
             ``OPENAI_BASE_URL``, else OpenAI.
         api_key: where the key comes from; read at each call and never stored or shown. None for a server without keys.
-        settings: default settings (``temperature``, ``max_tokens``, ...), under those of the request. Names are those
-            of pydantic-ai's ``OpenAIChatModelSettings``, without the ones that would retry or bound time.
+        settings: default settings (``temperature``, ``max_tokens``, ``reasoning_effort``, ...), under those of the
+            request. Names are those of pydantic-ai's ``OpenAIChatModelSettings``, without the ones that would retry or
+            bound time; ``reasoning_effort`` is one of "none", "minimal", "low", "medium", "high", "xhigh", "max".
+        output: how a structured answer is asked for: ``"native"`` gives the schema to the server, which holds the
+            answer to it; ``"prompted"`` asks in words, which every server understands. By default native at OpenAI's
+            own address, else prompted.
+        price: what tokens cost; by default OpenAI's price where OpenAI is asked, else unknown.
+        rate: how often it may be called by all processes on one database together; None for no bound of ours.
 
     Raises:
-        Invalid: a blank name, a ``base_url`` that is no http(s) address or holds a password, a key given as text.
+        Invalid: a blank name, a ``base_url`` that is no http(s) address or holds a password, a key given as text, an
+            unknown ``output``.
     """
+
+    format_module = "_openai"
+    libraries = ("httpx2", "openai", "pydantic_ai")
+    prefix = "openai-chat"
+    prices_as = "openai"
+    address_variable = "OPENAI_BASE_URL"
+    address_default = OPENAI
 
     def __init__(
         self,
@@ -54,105 +66,134 @@ class ChatModel:
         base_url: str | None = None,
         api_key: Secret | None = _OPENAI_API_KEY,
         settings: Mapping[str, Any] | None = None,
+        *,
+        output: Output | None = None,
+        price: Price | None = None,
+        rate: Rate | None = None,
     ) -> None:
-        if not name.strip():
-            raise Invalid("The name of a model is blank.")
-        if base_url is not None:
-            _check_address(name, base_url)
-        if api_key is not None and not isinstance(api_key, Secret):
-            raise Invalid(
-                f"The api_key of model `openai:{name}` is not a Secret.",
-                help='Name its environment variable: Secret.env("OPENAI_API_KEY").',
-            )
-        self._model = name
-        self._base_url = base_url
-        self._api_key = api_key
-        self._settings = dict(settings or {})
+        check_name(name)
+        official = base_url is None and "OPENAI_BASE_URL" not in os.environ
+        native = native_of(f"openai-chat:{name}", output, official)
+        options = (("native", native), ("prompt_cache_key", official))
+        able = _COMMON | (_STRUCTURED if native else _NONE) | (_CACHING if official else _NONE)
+        target = Target(f"openai-chat:{name}", name, "chat", base_url, options)
+        super().__init__(target, api_key, settings, price, rate, able)
+        self._official = official
 
-    def __repr__(self) -> str:
-        host = f", host={urlsplit(self._base_url).hostname!r}" if self._base_url else ""
-        return f"ChatModel({self._model!r}{host})"
-
-    @property
-    def name(self) -> str:
-        """``openai:`` and the name of the model."""
-        return f"openai:{self._model}"
-
-    def setup(self) -> Setup:
-        """Where calls go, where the key is, and what they load."""
-        address = self._base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
-        return Setup(address, self._api_key, LIBRARIES)
-
-    def require(self) -> None:
-        """Check, without loading them, that the provider libraries are installed.
-
-        Raises:
-            Invalid: one is missing.
-        """
-        missing = [library for library in LIBRARIES if find_spec(library) is None]
-        if missing:
-            raise _not_installed(self.name, ", ".join(missing))
-
-    async def respond(self, request: Request, emit: Callable[[Delta], None] | None) -> Response:
-        """One HTTP request, one complete response; streamed if ``emit`` is given.
-
-        ``dispatched`` of a failure is what the wire shows: ``no`` until the first byte of the request was written,
-        ``yes`` when an HTTP status or an error in the stream answered it, else ``unknown``.
-
-        Raises:
-            ModelError: no complete response.
-            Invalid: the provider libraries are not installed.
-        """
-        key = self._key()
-        connection = await self._connection()
-        return await connection.respond(request, emit, key, self._settings)
-
-    def _key(self) -> str | None:
-        if self._api_key is None:
-            return None
-        try:
-            key = self._api_key.reveal()
-        except Invalid as error:
-            raise ModelError(f"Model `{self.name}` has no API key.", dispatched="no", help=str(error)) from error
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ModelError(
-                f"The API key of model `{self.name}` holds characters that no key has.",
-                dispatched="no",
-                help=f"Correct what {self._api_key!r} names.",
-            )
-        return key
-
-    async def _connection(self) -> Connection:
-        library = await asyncio.to_thread(_load, self.name) if _library is None else _library
-        try:
-            connection: Connection = await library.connection(self._model, self._base_url)
-        except Exception as error:  # an address or a proxy in the environment that no client can use
-            raise ModelError(f"Model `{self.name}` cannot be set up: {error}", dispatched="no") from error
-        return connection
+    def _prices_as(self) -> str:
+        return "openai" if self._official else ""
 
 
-def _check_address(name: str, base_url: str) -> None:
-    try:
-        address = urlsplit(base_url)
-        fits = address.scheme in ("http", "https") and address.hostname and address.username is None
-        _ = address.port
-    except ValueError:
-        fits = False
-    if not fits:
+class ResponsesModel(RemoteModel):
+    """A model of OpenAI's Responses API, or of a server that speaks it.
+
+    One call is one HTTP request. What the model reasoned is kept from turn to turn by ``continuation``:
+
+    - ``"stateless"``: nothing is stored at the provider; reasoning comes back encrypted, is recorded with the turn, and
+      is given back with the whole conversation. Reasoning that was recorded without its encrypted content is refused
+      before anything is sent (kind ``model.session``).
+    - ``"stored"``: the provider stores each response; the next call names the last one and sends only what is new. The
+      whole conversation is sent when the last answer is another model's, or when what came before it has changed.
+    - ``"none"``: nothing is stored, and reasoning is left behind.
+
+    With ``Request.continue_session`` False, each of them sends the whole conversation without reasoning.
+
+    Args:
+        name: the model as the server knows it, for example ``"gpt-5.6"``.
+        base_url: the server; by default the environment variable ``OPENAI_BASE_URL``, else OpenAI.
+        api_key: where the key comes from; read at each call and never stored or shown. None for a server without keys.
+        settings: default settings, under those of the request. Names are those of pydantic-ai's
+            ``OpenAIResponsesModelSettings``, without those that decide where the conversation is kept, retry, or bound
+            time; and ``reasoning_effort`` ("none" to "max").
+        continuation: see above.
+        encrypted_reasoning: whether the model gives its reasoning encrypted; by default told by its name.
+        output: as with :class:`ChatModel`; native by default.
+        price: what tokens cost; by default OpenAI's price where OpenAI is asked, else unknown.
+        rate: how often it may be called by all processes on one database together; None for no bound of ours.
+
+    Raises:
+        Invalid: a blank name, a ``base_url`` that is no http(s) address or holds a password, a key given as text, an
+            unknown ``continuation`` or ``output``.
+    """
+
+    format_module = "_openai"
+    libraries = ("httpx2", "openai", "pydantic_ai")
+    prefix = "openai"
+    address_variable = "OPENAI_BASE_URL"
+    address_default = OPENAI
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str | None = None,
+        api_key: Secret | None = _OPENAI_API_KEY,
+        settings: Mapping[str, Any] | None = None,
+        continuation: Continuation = "stateless",
+        *,
+        encrypted_reasoning: bool | None = None,
+        output: Output | None = None,
+        price: Price | None = None,
+        rate: Rate | None = None,
+    ) -> None:
+        check_name(name)
+        self._official = base_url is None and "OPENAI_BASE_URL" not in os.environ
+        options, able = responses_options(f"openai:{name}", continuation, encrypted_reasoning, output)
+        target = Target(f"openai:{name}", name, "responses", base_url, options)
+        super().__init__(target, api_key, settings, price, rate, able)
+
+    def _prices_as(self) -> str:
+        return "openai" if self._official else ""
+
+
+_NONE: frozenset[Capability] = frozenset()
+_STRUCTURED: frozenset[Capability] = frozenset({"structured_output"})
+_CACHING: frozenset[Capability] = frozenset({"prompt_caching"})
+_CONTINUES: dict[str, frozenset[Capability]] = {
+    "stateless": frozenset({"stateless_continuation"}),
+    "stored": frozenset({"stored_continuation"}),
+    "none": _NONE,
+}
+
+
+def check_name(name: object) -> None:
+    """A name that a provider may know.
+
+    Raises:
+        Invalid: it is blank.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise Invalid("The name of a model is blank.")
+
+
+def native_of(name: str, output: str | None, default: bool) -> bool:
+    """Whether the provider itself holds an answer to its schema.
+
+    Raises:
+        Invalid: ``output`` is neither "native" nor "prompted".
+    """
+    if output is not None and output not in OUTPUTS:
+        raise Invalid(f"The output of model `{name}` is {output!r:.64}.", help='Use "native" or "prompted".')
+    return default if output is None else output == "native"
+
+
+def responses_options(
+    name: str, continuation: str, encrypted_reasoning: bool | None, output: str | None
+) -> tuple[tuple[tuple[str, Any], ...], frozenset[Capability]]:
+    """The options of a Responses target, and what such a model can do.
+
+    Raises:
+        Invalid: an unknown ``continuation`` or ``output``.
+    """
+    if continuation not in CONTINUATIONS:
         raise Invalid(
-            f"The base_url of model `openai:{name}` is not an http(s) address without credentials.",
-            help='Give the address up to the version, for example "http://127.0.0.1:11434/v1".',
+            f"The continuation of model `{name}` is {continuation!r:.64}.",
+            help='Use "stateless", "stored" or "none".',
         )
-
-
-def _load(name: str) -> ModuleType:
-    global _library  # noqa: PLW0603 (loaded once; sys.modules would also show it half loaded)
-    try:
-        _library = importlib.import_module("perdure.providers._openai_chat")
-    except ImportError as error:
-        raise _not_installed(name, error.name or "a library") from error
-    return _library
-
-
-def _not_installed(name: str, what: str) -> Invalid:
-    return Invalid(f"Model `{name}` needs {what}:", help='pip install "perdure[models]"')
+    native = native_of(name, output, True)
+    options = (
+        ("native", native),
+        ("prompt_cache_key", True),
+        ("continuation", continuation),
+        ("encrypted_reasoning", encrypted_reasoning),
+    )
+    return options, _COMMON | _CACHING | _CONTINUES[continuation] | (_STRUCTURED if native else _NONE)

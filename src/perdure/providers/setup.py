@@ -17,7 +17,7 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         endpoint: the address its calls go to, as it is now; empty when there is none.
         key: where its key is; None when it needs none.
-        libraries: top-level modules that its calls load.
+        libraries: modules that its calls load.
     """
 
     endpoint: str = ""
@@ -36,7 +36,14 @@ class Setup(msgspec.Struct, frozen=True):
 
     def missing(self) -> tuple[str, ...]:
         """The libraries that are not installed."""
-        return tuple(library for library in self.libraries if find_spec(library) is None)
+        return tuple(library for library in self.libraries if not _installed(library))
+
+
+def _installed(library: str) -> bool:
+    try:
+        return find_spec(library) is not None
+    except (ImportError, ValueError):  # a parent package is missing, or somebody blocked the module
+        return False
 
 
 def setup_of(model: Model) -> Setup:
