@@ -103,7 +103,7 @@ def test_the_example_of_a_real_model_speaks_to_a_server() -> None:
     with FakeLLM() as server:
         server.play(Reply(calls=(("c1", "weather", '{"city": "Oslo"}'),)), Reply("Sunny in Oslo."))
         printed = run("openai_compatible.py", EXAMPLE_BASE_URL=server.url, EXAMPLE_MODEL="qwen3")
-    assert flat(printed) == "answer: Sunny in Oslo.\nturns: 2 by openai:qwen3"
+    assert flat(printed) == "answer: Sunny in Oslo.\nturns: 2 by openai-chat:qwen3"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
