@@ -27,7 +27,9 @@ from perdure.ports.ledger import Admission, ApprovalRow, Claimed, EffectRow, Fau
 from perdure.ports.log import Tail
 from perdure.ports.store import Transaction
 from perdure.records.codec import EMPTY_TAIL, chain
+from perdure.rules.accounting import Rate
 from perdure.rules.lifecycle import SubmissionEvent, SubmissionState
+from perdure.rules.pace import Pace
 from perdure.stores.sqlite import connection as connections
 from perdure.stores.sqlite.ledger import SqliteLedger
 from perdure.stores.sqlite.log import SqliteLog
@@ -40,6 +42,9 @@ THREADS = st.sampled_from(["t1", "t2"])
 OWNERS = st.sampled_from(["w1", "w2"])
 PROGRAMS = st.sampled_from([None, ("p",), ("q",), ("p", "q")])
 RECENT = st.sampled_from([0, 0, 0, 0, 1, 2, 4])
+MODELS = st.sampled_from(["m1", "m1", "m2"])
+RATES = st.sampled_from([Rate(), Rate(requests=2), Rate(requests=2, tokens=50), Rate(tokens=70)])
+TOKENS = st.sampled_from([0, 7, 40, 500])
 PHASES = st.sampled_from(["before", "inside", "after"])
 
 
@@ -409,6 +414,34 @@ class LedgerMachine(RuleBasedStateMachine):
 
         self.both(real, model)
 
+    # -- rules: models ----------------------------------------------------------------------------------------------
+    @property
+    def instant(self) -> int:
+        """Rates count by the minute, so one tick of this machine is a second of theirs."""
+        return self.now * 1_000_000
+
+    @rule(model=MODELS, tokens=TOKENS, rate=RATES)
+    def call_model(self, model: str, tokens: int, rate: Rate) -> None:
+        at = self.instant
+        again = self.both(
+            lambda tx: tx.ledger.take_model_turn(model, at, tokens, rate),
+            lambda: self.model.take_model_turn(model, at, tokens, rate),
+        )
+        assert not again or again > at, "asking again at once would be in vain"
+
+    @rule(model=MODELS, reserved=TOKENS, used=TOKENS, rate=RATES)
+    def correct_call(self, model: str, reserved: int, used: int, rate: Rate) -> None:
+        at = self.instant
+        self.both(
+            lambda tx: tx.ledger.correct_model_turn(model, at, reserved, used, rate),
+            lambda: self.model.correct_model_turn(model, at, reserved, used, rate),
+        )
+
+    @rule(model=MODELS, seconds=st.sampled_from([-1, 5, 20]))
+    def hold_model(self, model: str, seconds: int) -> None:
+        until = self.instant + seconds * 1_000_000
+        self.both(lambda tx: tx.ledger.hold_model(model, until), lambda: self.model.hold_model(model, until))
+
     # -- rules: operation -------------------------------------------------------------------------------------------
     @precondition(lambda self: self.model.work)
     @rule(index=st.integers(0, 7))
@@ -473,6 +506,8 @@ class LedgerMachine(RuleBasedStateMachine):
             id: (e["status"], e["verdict"], e["held_until"] if e["held_by"] else None)
             for id, e in model.effects.items()
         }
+        for name in ("m1", "m2"):
+            assert tx.ledger.model_held_until(name) == model.model_held_until(name)
         for thread in tx.ledger.threads():
             batches = [(batch.last, batch.body) for batch in tx.log.read(thread.number, 0, 1000)]
             assert batches == model.threads[thread.id]["log"]
@@ -537,6 +572,32 @@ class ForgetsTimers(SqliteLedger):
         self._execute("UPDATE thread SET due_at = NULL WHERE number = ? AND due_at > ?", (thread, now))
 
 
+class RatePerProcess(SqliteLedger):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._kept: dict[str, Pace] = {}
+
+    def _pace(self, model: str) -> Pace:
+        kept = self._kept.get(model, Pace())
+        return Pace(kept.requests_at, kept.tokens_at, super()._pace(model).held_until)
+
+    def _step(self, model: str, before: Pace, after: Pace) -> None:
+        self._kept[model] = after
+        super()._step(model, before, after)
+
+
+class CountsWhatItRefuses(SqliteLedger):
+    def take_model_turn(self, model: str, now: int, tokens: int, rate: Rate) -> int:
+        again = super().take_model_turn(model, now, 0, Rate(requests=rate.requests))
+        return again or super().take_model_turn(model, now, tokens, Rate(tokens=rate.tokens))
+
+
+class BringsHoldsForward(SqliteLedger):
+    def hold_model(self, model: str, until: int) -> None:
+        pace = self._pace(model)
+        self._step(model, pace, Pace(pace.requests_at, pace.tokens_at, until))
+
+
 class AppendsWithoutFence(SqliteLog):
     def append(self, thread: int, epoch: int, token: int, *args: Any) -> None:
         rows = self._execute("SELECT epoch, coalesce(token, 0) FROM thread WHERE number = ?", (thread,)).fetchall()
@@ -553,6 +614,9 @@ class AppendsWithoutFence(SqliteLog):
         DeafToEarlierDecisions,
         TakesLiveThreads,
         ForgetsTimers,
+        RatePerProcess,
+        CountsWhatItRefuses,
+        BringsHoldsForward,
         AppendsWithoutFence,
     ],
 )

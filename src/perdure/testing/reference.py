@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from perdure.errors import Conflict, Corrupt, Invalid, OwnershipLost
+from perdure.limits import RATE_WINDOW_SECONDS
 from perdure.ports.ledger import Admission, ApprovalRow, EffectRow, Intent
+from perdure.rules.accounting import Rate
 from perdure.rules.lifecycle import SubmissionEvent as Event
 from perdure.rules.lifecycle import SubmissionState as State
 from perdure.rules.lifecycle import after
@@ -21,11 +23,15 @@ Row = dict[str, Any]
 Fence = tuple[str, int, int]
 """Thread id, epoch, token."""
 
+_MINUTE = int(RATE_WINDOW_SECONDS) * 1_000_000
 _WAITING = (State.SUSPENDED, State.UNKNOWN)
 
 
 class Reference:
-    """Threads, work, intents, effects and approvals, each a dict of dicts. Threads go by their ids."""
+    """Threads, work, intents, effects and approvals, each a dict of dicts. Threads go by their ids.
+
+    Of a model there is every call that was granted and every hold, in order: what they come to is worked out.
+    """
 
     def __init__(self) -> None:
         self.threads: dict[str, Row] = {}
@@ -33,6 +39,8 @@ class Reference:
         self.intents: dict[tuple[str, str], Row] = {}
         self.effects: dict[str, Row] = {}
         self.approvals: dict[str, Row] = {}
+        self.calls: dict[str, list[tuple[int, int, int]]] = {}
+        self.holds: dict[str, list[int]] = {}
 
     # -- what follows from the rows -----------------------------------------------------------------------------------
     def open(self, thread: str) -> list[Row]:
@@ -265,6 +273,39 @@ class Reference:
         if self.approvals[id]["status"] == "pending":
             self.approvals[id]["status"] = status
 
+    # -- models -------------------------------------------------------------------------------------------------------
+    def _filled(self, model: str, limit: int) -> int:
+        """Up to which instant calls fill one of the limits: each fills some time behind those before it."""
+        at = 0
+        for now, *fills in self.calls.get(model, []):
+            at = max(now, max(at, now) + fills[limit])
+        return at
+
+    def take_model_turn(self, model: str, now: int, tokens: int, rate: Rate) -> int:
+        """See ``Ledger.take_model_turn``."""
+        fills = (_fill(1, rate.requests), _fill(tokens, rate.tokens))
+        waits = [self.model_held_until(model)]
+        for limit, bound in enumerate((rate.requests, rate.tokens)):
+            if bound is not None:
+                waits.append(max(self._filled(model, limit), now) + fills[limit] - _MINUTE)
+        if max(waits) > now:
+            return max(waits)
+        self.calls.setdefault(model, []).append((now, *fills))
+        return 0
+
+    def correct_model_turn(self, model: str, now: int, reserved: int, used: int, rate: Rate) -> None:
+        """See ``Ledger.correct_model_turn``."""
+        more = _fill(used, rate.tokens) - _fill(reserved, rate.tokens)
+        self.calls.setdefault(model, []).append((now, 0, more))
+
+    def hold_model(self, model: str, until: int) -> None:
+        """See ``Ledger.hold_model``."""
+        self.holds.setdefault(model, []).append(until)
+
+    def model_held_until(self, model: str) -> int:
+        """See ``Ledger.model_held_until``."""
+        return max(self.holds.get(model, []), default=0)
+
     # -- the log ------------------------------------------------------------------------------------------------------
     def tail(self, thread: str) -> int:
         """Sequence of the last record."""
@@ -301,3 +342,8 @@ class Reference:
         if self.open(thread):
             raise Conflict("open work")
         self.threads[thread]["archived"] = True
+
+
+def _fill(amount: int, a_minute: int | None) -> int:
+    """The microseconds that so much fills of a minute that has room for ``a_minute``."""
+    return 0 if a_minute is None else -(-min(amount, a_minute) * _MINUTE // a_minute)
