@@ -30,7 +30,7 @@ _REFUSED = re.compile(
 _SESSION = re.compile(
     r"previous_response|invalid_encrypted_content|encrypted[ _]content|reasoning.{0,40}(not found|following item)"
     r"|item with id|thought[ _]?signature|invalid `?signature|signature.{0,40}(invalid|thinking)"
-    r"|thinking.{0,60}(cannot be modified|signature)|thinking_blocks_modified",
+    r"|thinking.{0,60}(cannot be modified|signature)|thinking_blocks_modified|bound to a different",
     re.IGNORECASE,
 )
 _OVERLOADED = re.compile(r"overloaded|over capacity", re.IGNORECASE)

@@ -293,11 +293,15 @@ def response_of(
             case their.ThinkingPart(content=text) if text or part.signature or kept:
                 parts.append(ReasoningPart(storable(text), part.id, part.signature))
             case their.ToolCallPart(tool_name=tool, args=args):
-                raw = args if isinstance(args, str) else "" if args is None else json.dumps(args, ensure_ascii=False)
+                raw = args if isinstance(args, str) else "" if args is None else _compact(args)
                 parts.append(CallPart(storable(tool), storable(raw), storable(part.tool_call_id)))
             case _:
                 continue  # empty text, and kinds that nobody asked for
         details.append(kept)
+    if sum(map(_size, parts)) > RESPONSE_BYTES_MAX:
+        raise ModelError(
+            f"Model `{name}` gave an answer that is larger than {RESPONSE_BYTES_MAX:,} bytes.", dispatched="unknown"
+        )
     calls = any(isinstance(part, CallPart) for part in parts)
     refusal = (answer.provider_details or {}).get("refusal")
     if refusal and not parts:
@@ -322,11 +326,19 @@ def response_of(
             output=max(usage.output_tokens, 0),
             cache_read=max(usage.cache_read_tokens, 0),
             cache_write=max(usage.cache_write_tokens, 0),
-            reasoning=max(usage.details.get("reasoning_tokens", 0), 0),
+            reasoning=max(usage.output_reasoning_tokens or usage.details.get("reasoning_tokens", 0), 0),
         ),
         json.dumps(record, separators=(",", ":")).encode(),
         evidence,
     )
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _size(part: Part) -> int:
+    return len(part.arguments if isinstance(part, CallPart) else part.text)
 
 
 def _kept(form: Format, part: their.ModelResponsePart) -> dict[str, Any]:
