@@ -15,6 +15,7 @@ PATH = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>[^/:]+):(?P<verb>generat
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,127}\Z")
 SEAL = "RS1n"  # what thought signatures of this server begin with: base64
 DUMMIES = frozenset({"context_engineering_is_the_way_to_go", "skip_thought_signature_validator"})
+PARAMETERS = ("parametersJsonSchema", "parameters_json_schema", "parameters")  # it reads names in both spellings
 FINISH = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "refusal": "SAFETY", "other": "OTHER"}
 STATUS = {
     400: "INVALID_ARGUMENT",
@@ -94,7 +95,7 @@ def objection(path: str, query: dict[str, str], body: dict[str, Any]) -> str | N
             at = f"GenerateContentRequest.tools[{index}].function_declarations[{place}]"
             if not NAME.match(one.get("name", "")):
                 return f"* {at}.name: Invalid function name."
-            schema = one.get("parametersJsonSchema") or one.get("parameters") or {"type": "object"}
+            schema = next((one[name] for name in PARAMETERS if one.get(name)), {"type": "object"})
             if str(schema.get("type", "")).lower() != "object":
                 return f"* {at}.parameters.type: should be OBJECT"
     config = body.get("generationConfig") or {}
