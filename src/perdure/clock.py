@@ -5,6 +5,7 @@ An instant is an ``int``: microseconds since 1970-01-01 UTC. Ordering never depe
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import os
 import time
@@ -40,16 +41,12 @@ class Ids(Protocol):
         ...
 
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-
-
 class RandomIds:
     """120 random bits from the operating system per identity."""
 
     def fresh(self, kind: str) -> str:
         """A new identity, ``kind`` + ``_`` + 24 characters."""
-        number = int.from_bytes(os.urandom(15), "big")
-        return kind + "_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(0, 120, 5))
+        return kind + "_" + base64.b32encode(os.urandom(15)).decode().lower()
 
 
 class ForwardClock:
@@ -59,12 +56,12 @@ class ForwardClock:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._read = clock.now
         self._latest = 0
 
     def now(self) -> Instant:
         """Wall-clock microseconds since 1970-01-01 UTC, at least as late as the last answer."""
-        now = self._clock.now()
+        now = self._read()
         self._latest = max(self._latest, now)
         return self._latest
 

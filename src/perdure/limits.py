@@ -83,6 +83,8 @@ BUSY_SECONDS_MAX = 60.0
 BUSY_WARNING_SECONDS = 5.0  # of waiting for another process's write lock, before that is logged
 WATCH_SECONDS = 0.025  # how often a process looks for other processes' commits
 INLINE_COMMIT_SECONDS_MAX = 0.001  # a lone unit runs on the loop's thread while commits are faster than this
+INLINE_UNITS_MAX = 64  # a group of at most so many does
+INLINE_GROUP_SECONDS_MAX = 0.004  # ... while commits are faster than this
 
 # policy defaults
 TURNS_MAX = 16

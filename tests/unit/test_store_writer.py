@@ -415,6 +415,7 @@ async def test_closing_finishes_what_is_queued_and_takes_nothing_more(
 
 async def test_closing_can_be_cancelled_and_done_again(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store.db")
+    store._writer._commit_seconds = 1.0  # as on a slow disk: the thread commits
     hold = threading.Event()
     first = store.write(Boundary.REPAIR, lambda tx: hold.wait(20))
     second = admit(store, 1)

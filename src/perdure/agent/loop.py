@@ -33,7 +33,7 @@ from perdure.ports.provider import Delta, Message, Model, Request, UserMessage
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
-from perdure.records.parts import CallPart, Charge, Failure, TextPart
+from perdure.records.parts import NO_CHARGE, CallPart, Charge, Failure, TextPart
 from perdure.records.run import (
     AcceptedLimits,
     ModelCallFailed,
@@ -324,8 +324,10 @@ class Interpreter:
         Raises:
             _RunFailure: it leaves room for none.
         """
-        profile = self.calls.profile
-        needed = accounting.reserve(self._meter.prompt(messages), self._output_most or 0, profile.price)
+        needed = NO_CHARGE
+        if limits.token_budget is not None or limits.cost_budget is not None:
+            price = self.calls.profile.price
+            needed = accounting.reserve(self._meter.prompt(messages), self._output_most or 0, price)
         limit = budget.exhausted(run, limits, needed)
         if limit is None:
             return None

@@ -1,8 +1,9 @@
 """The writer: one connection, one unit at a time, many units a COMMIT.
 
-Callers enqueue units on the loop's thread. At the end of the loop's turn the queue is handed over: a lone unit on a
-fast disk runs right there (a thread hop is a third of a lonely commit), anything else goes to the writer thread as one
-group. While the group is being committed the next one gathers. The order of calls is the order of units.
+Callers enqueue units on the loop's thread. At the end of the loop's turn the queue becomes one group: on a fast disk a
+small one runs right there (a thread hop is a third of a lonely commit, and a writer thread that shares the interpreter
+with a busy loop waits for it after every statement), a large or slow one goes to the writer thread. While that commits,
+the next group gathers. The order of calls is the order of units.
 
 One COMMIT makes a group durable; then its futures resolve in one wake-up of the loop. A unit that raises is rolled back
 alone: the group is rolled back and run again unit by unit. If SQLite itself ended the transaction (full disk, I/O
@@ -22,7 +23,13 @@ from typing import Any, TypeVar, cast
 import apsw
 
 from perdure.errors import Error, Unavailable
-from perdure.limits import GROUP_MILLISECONDS_MAX, GROUP_UNITS_MAX, INLINE_COMMIT_SECONDS_MAX
+from perdure.limits import (
+    GROUP_MILLISECONDS_MAX,
+    GROUP_UNITS_MAX,
+    INLINE_COMMIT_SECONDS_MAX,
+    INLINE_GROUP_SECONDS_MAX,
+    INLINE_UNITS_MAX,
+)
 from perdure.ports.failpoints import Boundary, Failpoint
 from perdure.ports.store import Transaction, Unit
 from perdure.stores.sqlite.connection import BusyPolicy, translate
@@ -162,8 +169,36 @@ class Writer:
                 assert self._loop is not None
                 self._eager_until = self._loop.time() + _EAGER_SECONDS
             self._inline(self._queue.popleft())
+            return
+        self._lone, self._eager_until = 0, 0.0
+        if len(self._queue) <= INLINE_UNITS_MAX and self._commit_seconds <= INLINE_GROUP_SECONDS_MAX:
+            self._inline_group()
         else:
-            self._lone, self._eager_until = 0, 0.0
+            self._hand_over()
+
+    def _inline_group(self) -> None:
+        """Run the whole queue here as one group; if another process holds the file, let the thread wait for it."""
+        if not self.lock.acquire(blocking=False):
+            self._hand_over()
+            return
+        group = list(self._queue)
+        self._queue.clear()
+        patience = self._busy_policy.patience
+        try:
+            self._busy_policy.patience = _INLINE_PATIENCE_SECONDS
+            rest = self._commit(group)
+        finally:
+            self._busy_policy.patience = patience
+            self.lock.release()
+        if rest:
+            del group[-len(rest) :]
+        if group and all(job.error is not None and _busy(job.error) for job in group):
+            for job in group:
+                job.error = None
+            rest, group = [*group, *rest], []
+        _resolve_all(group)
+        if rest:
+            self._queue.extendleft(reversed(rest))
             self._hand_over()
 
     def _inline(self, job: Job) -> None:
@@ -186,7 +221,7 @@ class Writer:
             self.lock.release()
         if job.error is None:
             job.resolve()
-        elif isinstance(job.error, Unavailable) and isinstance(job.error.__cause__, apsw.BusyError):
+        elif _busy(job.error):
             job.error = None
             self._queue.appendleft(job)
             self._hand_over()
@@ -380,6 +415,11 @@ class Writer:
         explained = translate(error, self._path)
         explained.__cause__ = error
         return explained
+
+
+def _busy(error: BaseException) -> bool:
+    """Whether another process held the file for too long; nothing of the transaction took place."""
+    return isinstance(error, Unavailable) and isinstance(error.__cause__, apsw.BusyError)
 
 
 def _resolve_all(group: list[Job]) -> None:
