@@ -66,7 +66,7 @@ def check(counted: list[tuple[int, int, int]], rate: Rate) -> None:
 
 
 @given(STEPS, RATES)
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 def test_no_stretch_of_time_holds_more_than_the_rate(steps: list[tuple[int, int, float | None]], rate: Rate) -> None:
     check(history(steps, rate, Pace.take), rate)
 
