@@ -299,9 +299,7 @@ def response_of(
                 continue  # empty text, and kinds that nobody asked for
         details.append(kept)
     if sum(map(_size, parts)) > RESPONSE_BYTES_MAX:
-        raise ModelError(
-            f"Model `{name}` gave an answer that is larger than {RESPONSE_BYTES_MAX:,} bytes.", dispatched="unknown"
-        )
+        raise _too_large(name)
     calls = any(isinstance(part, CallPart) for part in parts)
     refusal = (answer.provider_details or {}).get("refusal")
     if refusal and not parts:
@@ -335,6 +333,12 @@ def response_of(
 
 def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _too_large(name: str) -> ModelError:
+    return ModelError(
+        f"Model `{name}` gave an answer that is larger than {RESPONSE_BYTES_MAX:,} bytes.", dispatched="unknown"
+    )
 
 
 def _size(part: Part) -> int:
@@ -376,8 +380,12 @@ async def ask(
     if emit is None:
         return await form.model.request(messages, given, parameters)
     async with form.model.request_stream(messages, given, parameters) as stream:
+        said = 0
         async for event in stream:
             if (delta := delta_of(event)) is not None:
+                said += len(delta.text)
+                if said > RESPONSE_BYTES_MAX:
+                    raise _too_large(name)
                 emit(delta)
         return stream.get()
 
