@@ -62,6 +62,7 @@ MODEL_BACKOFF_SECONDS_MAX = 20.0
 MODEL_FAILURES_MAX = 64  # tries of one run's model calls, over all its turns and attempts, that gave no response
 RETRY_AFTER_SECONDS_MAX = 3600.0  # a provider that asks for more is not waited for
 RATE_WINDOW_SECONDS = 60.0
+RATE_JITTER_SECONDS_MAX = 0.05  # added to a wait for a model's rate
 RESERVED_OUTPUT_TOKENS = 4096  # reserved for an answer where no most is set
 BUDGET_WARNING_PERCENT = 80
 FILES_MAX = 64  # files of one input

@@ -350,7 +350,7 @@ async def test_a_model_that_returns_no_response(tmp_path: Path, answer: Any) -> 
         with pytest.raises(p.RunFailed) as failed:
             await app.output(receipt, timeout=20)
         assert failed.value.kind == "model"
-    with pytest.raises(p.Invalid, match="no model"):
+    with pytest.raises(p.Invalid, match="A model is needed, not a value of type object"):
         await p.Agent("odd", model=object()).run("go")
     with pytest.raises(p.Invalid, match="has no model"):
         await p.Agent("odd").run("go")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from perdure.agent import events
 from perdure.ports.provider import ModelError, Profile, Request
 from perdure.providers.scripted import Scripted, call, fail, say
 from perdure.records.parts import Evidence
-from perdure.rules.accounting import Price
+from perdure.rules.accounting import Price, Rate
 from support.place import Place
 
 pytestmark = pytest.mark.anyio
@@ -293,3 +294,65 @@ async def test_tries_are_told_as_they_fail() -> None:
     ]
     assert [(event.turn, event.attempt, event.dispatched) for event in told] == [(1, 1, "yes")]
     assert told[0].retry_in is not None
+
+
+# -- rates --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_rate_holds_calls_back_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.rules.accounting.RATE_WINDOW_SECONDS", 0.5)
+    model, seen = playing(say("here"), profile=Profile(rate=Rate(requests=2)))
+    agent = p.Agent("a", model=model)
+    async with Place(tmp_path).app(agent) as app:
+        began = time.monotonic()
+        receipts = [await app.submit(agent, "go") for _ in range(4)]
+        for receipt in receipts:
+            assert await app.output(receipt, timeout=20) == "here"
+        assert time.monotonic() - began >= 0.5  # two at once, then one each quarter of a second
+    assert len(seen) == 4
+
+
+async def test_retry_after_holds_back_every_run_of_the_model(tmp_path: Path) -> None:
+    busy = fail(ModelError("Slow down.", dispatched="yes", retryable=True, retry_after=0.5, kind="model.rate_limit"))
+    model, seen = playing(busy, say("here"), profile=Profile(shared=True))
+    agent = p.Agent("a", model=model)
+    async with Place(tmp_path).app(agent) as app:
+        first = await app.submit(agent, "go")
+        async with asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.001)
+        began = time.monotonic()
+        assert await app.output(await app.submit(agent, "go"), timeout=20) == "here"
+        assert time.monotonic() - began > 0.3
+        assert await app.output(first, timeout=20) == "here"
+
+
+async def test_a_call_that_would_come_after_the_deadline_is_never_made(tmp_path: Path) -> None:
+    model, seen = playing(say("here"), profile=Profile(rate=Rate(requests=1)))
+    agent = p.Agent("a", model=model, policy=p.Policy(max_duration="5s"))
+    async with Place(tmp_path).app(agent) as app:
+        assert await app.output(await app.submit(agent, "go"), timeout=20) == "here"
+        settled = await app.settlement(await app.submit(agent, "go", thread="t"), timeout=4)
+        assert settled.failure is not None
+        assert settled.failure.kind == "model.rate_limit"
+        [(kind, data)] = await records(app)
+        assert (kind, data["dispatched"]) == ("ModelCallFailed", "no")
+        assert await app.verify()
+    assert len(seen) == 1
+
+
+async def test_tokens_that_were_reserved_and_not_used_are_given_back(tmp_path: Path) -> None:
+    model, _ = playing(say("here"), profile=Profile(rate=Rate(tokens=10_000), max_output_tokens=8_000))
+    agent = p.Agent("a", model=model)
+    async with Place(tmp_path).app(agent) as app:
+        for _ in range(4):  # 8,000 are reserved each time; a second would have to wait for most of a minute
+            assert await app.output(await app.submit(agent, "go"), timeout=10) == "here"
+
+
+async def test_files_that_a_model_cannot_see_are_never_sent() -> None:
+    model, seen = playing(say("here"), profile=Profile(capabilities=frozenset({"usage"})))
+    agent = p.Agent("a", input=p.File, model=model)
+    with pytest.raises(p.RunFailed, match="images") as failed:
+        await agent.run(p.File(data=b"png", media_type="image/png"))
+    assert failed.value.kind == "model.setup"
+    assert seen == []

@@ -13,8 +13,9 @@ from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, Safe
 from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall, Verdict
 from perdure.ports.ledger import EffectRow
-from perdure.ports.provider import ModelError, Request, ToolMessage
+from perdure.ports.provider import ModelError, Profile, Request, ToolMessage
 from perdure.providers.scripted import Scripted, call, calls, fail, say
+from perdure.rules.accounting import Rate
 from perdure.testing.crash import Expected, Scenario, Stage
 from perdure.testing.stage import honest
 from perdure.testing.world import World
@@ -421,6 +422,14 @@ async def once_model_lost(stage: Stage) -> None:
 async def once_model_lost_and_cancelled(stage: Stage) -> None:
     agent = Agent("thinker", model=thinker(stage.world, SILENT), policy=ONCE)
     await play_one(stage, agent, judge=lambda stage, effect: CancelRun())
+
+
+@scenario(**THINKS)
+async def model_whose_rate_is_shared(stage: Stage) -> None:
+    """Every call is counted before it, and corrected after it, in the ledger."""
+    model = thinker(stage.world)
+    model.profile = Profile(rate=Rate(requests=1_000, tokens=1_000_000), shared=True)
+    await play_one(stage, Agent("thinker", model=model, policy=ONCE))
 
 
 @scenario(effects={"think": "observe", **tried("think")}, in_flight=0)

@@ -19,7 +19,7 @@ from perdure.agent import events
 from perdure.agent.batch import Batch, Toolbox, ask_approval, needs_approval, start_call
 from perdure.agent.events import Event
 from perdure.agent.meter import Meter
-from perdure.agent.prompt import PromptView
+from perdure.agent.prompt import PromptView, check_needs
 from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.tool import Tool
 from perdure.engine.attempt import Attempt, Ended, Settled, Yielded
@@ -29,7 +29,7 @@ from perdure.engine.intents import Op
 from perdure.errors import ApprovalSuspensionError, Invalid
 from perdure.limits import FAILURE_MESSAGE_CHARS_MAX
 from perdure.ports.failpoints import Boundary
-from perdure.ports.provider import Delta, Message, Model, Request, UserMessage
+from perdure.ports.provider import Delta, Message, Model, ModelError, Request, UserMessage
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
@@ -105,6 +105,7 @@ class Interpreter:
         self._output_schema = None if definition.output_codec.is_text else definition.output_codec.schema()
         self._meter = Meter(toolbox.specs, self._output_schema)
         self._warned: set[str] | None = None
+        self._able = False
         self._strict = {name for name, tool in toolbox.tools.items() if tool.on_failure == "fail"}
 
     async def advance(self) -> Ended:
@@ -308,6 +309,7 @@ class Interpreter:
             settings=self.definition.settings,
             tools_allowed=final is None,
         )
+        self._check_needs(request)
         self._warn(run, limits)
         self._tell(events.TurnStarted(number))
         answered = await self.calls.ask(request, lambda: self._reserve(view))
@@ -317,6 +319,16 @@ class Interpreter:
         if answer is None and not run.turns[-1].open:
             view.extend(run.turns[-1])
         return answer, answered.ops
+
+    def _check_needs(self, request: Request) -> None:
+        """Fail before anything is sent that the model declares it cannot take. Files come with inputs: once is enough."""
+        if self._able:
+            return
+        try:
+            check_needs(self.calls.model, request)
+        except ModelError as error:
+            raise _RunFailure(Failure(error.kind, str(error))) from error
+        self._able = True
 
     def _exhausted(self, run: fold.Run, limits: AcceptedLimits, messages: list[Message]) -> budget.Limit | None:
         """The limit that makes the next call the last, or None.

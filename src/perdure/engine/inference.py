@@ -26,6 +26,7 @@ from perdure.limits import (
     MODEL_BACKOFF_SECONDS_MIN,
     MODEL_FAILURES_MAX,
     MODEL_TRIES_MAX,
+    RATE_JITTER_SECONDS_MAX,
     RESPONSE_BYTES_MAX,
     RESPONSE_CALLS_MAX,
     RETRY_AFTER_SECONDS_MAX,
@@ -118,7 +119,7 @@ class ModelCalls:
         while True:
             if run.session_lost:
                 request = replace(request, continue_session=False)
-            await self._wait_for_turn(run, turn, reserve)
+            reserved = await self._wait_for_turn(run, turn, reserve)
             if once:
                 started, key = await self._start(run, request, reserve)
                 request = replace(request, key=key)
@@ -129,6 +130,7 @@ class ModelCalls:
                 response = _checked(await self.model.respond(request, deltas))
                 if host.store.failpoint is not None:
                     host.hit(Boundary.MODEL_CALL, "after")
+                self._correct(reserved, response.usage)
                 return self._answer(response, started, reserve)
             except asyncio.CancelledError:
                 self._interrupted(run, turn, started, reserve)
@@ -154,12 +156,16 @@ class ModelCalls:
         )
 
     # -- before -------------------------------------------------------------------------------------------------------
-    async def _wait_for_turn(self, run: fold.Run, turn: int, reserve: Callable[[], Charge]) -> None:
-        """Wait until the rate of this model, shared by every process on the database, has room for a call."""
+    async def _wait_for_turn(self, run: fold.Run, turn: int, reserve: Callable[[], Charge]) -> int:
+        """Wait until the rate of this model, shared by every process on the database, has room for a call.
+
+        Returns the tokens that were counted for it.
+        """
         profile, name, host = self.profile, self.model.name, self._attempt.host
         rate = profile.rate
         if rate is None and not profile.shared:
-            return
+            return 0
+        tokens = 0
         while True:
             now = host.clock.now()
             if rate is None:
@@ -172,7 +178,7 @@ class ModelCalls:
                     lambda tx, now=now, tokens=tokens: tx.ledger.take_model_turn(name, now, tokens, rate),  # type: ignore[misc]
                 )
             if until <= now:
-                return
+                return tokens
             deadline = run.started.deadline if run.started is not None else until
             if until >= deadline:
                 failure = Failure(
@@ -181,7 +187,19 @@ class ModelCalls:
                 record = ModelCallFailed(run.id, turn, run.turn_tries + 1, name, "no", failure)
                 self._tell(turn, record, None)
                 raise CallFailed(failure, [record])
-            await asyncio.sleep((until - now) / 1_000_000)
+            jitter = random.uniform(0, RATE_JITTER_SECONDS_MAX)  # all who wait ask again: not all at one instant
+            await asyncio.sleep((until - now) / 1_000_000 + jitter)
+
+    def _correct(self, reserved: int, usage: Usage) -> None:
+        """Count what a call used instead of what it reserved, where tokens a minute are bounded."""
+        rate, used = self.profile.rate, usage.input + usage.output
+        if rate is None or rate.tokens is None or not used:
+            return
+        host, name, bounds = self._attempt.host, self.model.name, rate
+        now = host.clock.now()
+        _ = host.store.write(
+            Boundary.MODEL_RATE, lambda tx: tx.ledger.correct_model_turn(name, now, reserved, used, bounds)
+        )
 
     async def _start(
         self, run: fold.Run, request: Request, reserve: Callable[[], Charge]

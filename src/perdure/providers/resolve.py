@@ -65,7 +65,7 @@ def resolve(model: object) -> Model:
         wrapped: Model = importlib.import_module("perdure.providers.library").LibraryModel(model)
         return wrapped
     if isinstance(model, type) or not isinstance(model, Model):
-        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a value of type {type(model).__name__}"
         raise Invalid(
             f"A model is needed, not {what}.", help='Give "openai:NAME" or an object with `name` and `respond`.'
         )
