@@ -81,7 +81,10 @@ def show(effect: str) -> int:
 @click.argument("effect", type=Id("effect"))
 @click.option("--verdict", required=True, type=click.Choice([*VERDICTS, "compensated"]), help="What happened.")
 @reason_option
-@click.option("--result-file", metavar="F", help="With applied: the call's result as JSON; `-` is standard input.")
+@click.option(
+    "--result-file", metavar="F",
+    help="With applied: the call's result as JSON, of a model call its answer as a JSON string; `-` is standard input.",
+)  # fmt: skip
 @click.option("--evidence-file", metavar="F", help="What convinced you, as JSON; recorded with the verdict.")
 @click.option("--compensation-effect", metavar="E2", type=Id("effect"), help="With compensated: what reversed it.")
 def reconcile(
@@ -134,11 +137,14 @@ def _json(path: str, what: str) -> Any:
 
 
 def commands(effect: Effect, settings: Settings) -> dict[str, str]:
-    """The exact command for each verdict on an effect; the reason is yours to write."""
-    return {
+    """The exact command for each verdict on an effect; the reason is yours to write, and what a model answered."""
+    found = {
         name: settings.command("effects", "reconcile", effect.id, "--verdict", name, "--reason", "why")
         for name in VERDICTS
     }
+    if effect.of_model:
+        found["applied"] += " --result-file answer.json"
+    return found
 
 
 def _item(effect: Effect, settings: Settings) -> dict[str, Any]:
@@ -152,9 +158,12 @@ def _say_commands(effect: Effect, out: Output) -> None:
     if effect.decided:
         out.line(f"{effect.id}: a verdict is recorded; the next worker on its thread takes it from there.")
         return
-    out.line(
-        f"{effect.id}: nobody knows whether {effect.operation} {cell(effect.arguments)} took place ({effect.reason})."
-    )
+    about = f"{effect.operation} {cell(effect.arguments)} took place"
+    if effect.of_model:
+        about = f"model {effect.operation} served the call of turn {effect.arguments['turn']}"
+    out.line(f"{effect.id}: nobody knows whether {about} ({effect.reason}).")
+    if effect.wire is not None and effect.wire.request_id:
+        out.line(f"  The provider calls it {effect.wire.request_id}.")
     if effect.held:
         out.line("  Its body still runs in a worker's thread; a verdict is accepted when it ended.")
     found = commands(effect, out.settings)

@@ -6,7 +6,9 @@ import click
 
 from perdure.cli.opening import Id, check_reason, opened, reason_option, run
 from perdure.cli.output import Output, cell, plain
-from perdure.projections.run import RunView
+from perdure.projections.models import Charged, ModelTry
+from perdure.projections.run import RunView, TurnView
+from perdure.records.parts import Usage
 
 
 @click.command()
@@ -52,10 +54,14 @@ def _say(view: RunView, out: Output) -> None:
         "agent": view.agent, "state": view.status or view.state, "admitted": view.created_at,
         "settled": view.settled_at, "disposition": view.disposition, "input": view.input,
         "failure": f"{view.failure.kind}: {view.failure.message}" if view.failure else None,
+        "used up": view.exhausted or None, "tokens": _tokens(view.usage),
+        "cost": _money(view.cost) if view.cost else None, "charged": _charged(view.charged),
+        "unpriced": f"{view.unpriced} model calls have no price" if view.unpriced and view.cost else None,
     })  # fmt: skip
     for turn in view.turns:
         out.line()
-        out.line(f"turn {turn.turn}  {turn.model}  {turn.finish}")
+        _say_tries(turn.turn, turn.tries, out)
+        out.line(f"turn {turn.turn}  {turn.model}  {turn.finish}{_bill(turn)}")
         if turn.text:
             out.line(f"  says {cell(turn.text)}")
         for call in turn.calls:
@@ -67,9 +73,57 @@ def _say(view: RunView, out: Output) -> None:
                 out.line(f"       {cell(call.result)}")
             for step in call.steps:
                 out.line(f"       step {step.name}  {step.status}")
+    if view.tries:
+        out.line()
+        _say_tries(len(view.turns) + 1, view.tries, out)
     if view.status == "completed":
         out.line()
         out.line(f"output  {cell(view.output)}")
+
+
+def _money(dollars: float) -> str:
+    return f"${dollars:.6f}"
+
+
+def _tokens(usage: Usage) -> str | None:
+    """Tokens in and out, what of them a cache held or the model thought."""
+    if not (usage.input or usage.output):
+        return None
+    cached = [f"{n:,} {what}" for n, what in ((usage.cache_read, "cached"), (usage.cache_write, "written")) if n]
+    into = f"{usage.input:,} in" + (f" ({', '.join(cached)})" if cached else "")
+    thought = f" ({usage.reasoning:,} reasoning)" if usage.reasoning else ""
+    return f"{into}, {usage.output:,} out{thought}"
+
+
+def _charged(charged: Charged | None) -> str | None:
+    """What calls that may have been served count against the budgets."""
+    if charged is None:
+        return None
+    cost = "" if charged.cost is None else f"{_money(charged.cost)}, "
+    return f"{cost}{charged.input:,} in, {charged.output:,} out for calls that may have been served"
+
+
+def _bill(turn: TurnView) -> str:
+    shown = [_tokens(turn.usage), None if turn.cost is None else _money(turn.cost)]
+    shown += [f"last answer: {turn.final} used up" if turn.final else None]
+    shown += [f"request {turn.evidence.request_id}" if turn.evidence and turn.evidence.request_id else None]
+    return "".join(f"  {one}" for one in shown if one)
+
+
+def _say_tries(turn: int, tries: tuple[ModelTry, ...], out: Output) -> None:
+    for one in tries:
+        verdict = f" ({one.verdict})" if one.verdict else ""
+        out.line(f"turn {turn}  {one.model or 'model call'}  try {one.attempt} {one.status}{verdict}{_seen(one)}")
+        if one.message:
+            out.line(f"       {one.kind + ': ' if one.kind else ''}{cell(one.message)}")
+        if one.double_charge:
+            out.line("       possible double charge")
+
+
+def _seen(one: ModelTry) -> str:
+    sent = {"no": "never left", "yes": "refused by the provider", "unknown": "may have been served"}[one.dispatched]
+    status = f"  HTTP {one.http_status}" if one.http_status is not None else ""
+    return f"  {sent}{status}" + (f"  request {one.request_id}" if one.request_id else "")
 
 
 @click.command()

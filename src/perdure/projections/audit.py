@@ -17,6 +17,7 @@ from perdure.ports.ledger import Fault, Intent, Submission, ThreadRow
 from perdure.ports.store import Store, Transaction
 from perdure.projections.obligations import Waiting, waiting_on
 from perdure.projections.verification import ThreadCheck, Verification, stored_batches, verify
+from perdure.records.run import ModelCallPrepared, ModelCallResolved, ModelCallUnknown
 from perdure.rules import fold, recovery
 from perdure.rules.lifecycle import SubmissionState
 
@@ -155,6 +156,7 @@ def _shown(
         else [c.id for c in calls if c.operation.contract != contracts.get(c.part.name)],
         "plans": {plan.call: type(plan).__name__ for plan in plans},
         "unknown": [] if run is None else [unknown.effect for unknown in run.unknowns()],
+        "modelCall": _model_call(run),
         "approvals": [c.approval.approval for c in calls if c.approval is not None and c.decision is None],
         "intents": [{"kind": i.kind, "subject": i.subject, "by": i.by} for i in own],
         "cancelled": row.id in state.cancels,
@@ -167,4 +169,23 @@ def _shown(
         "epoch": found.thread.epoch,
         "binding": contracts is not None,
         "fault": None if found.fault is None else {"kind": found.fault.kind, "message": found.fault.message},
+    }
+
+
+def _model_call(run: fold.Run | None) -> dict[str, Any] | None:
+    """Where the model call of the turn that comes next stands; None before its first try."""
+    if run is None:
+        return None
+    about = run.model_prepared or run.model_unknown or run.model_verdict
+    if about is None and not run.turn_tries:
+        return None
+    status = "failed"
+    if about is not None:
+        status = {ModelCallPrepared: "started", ModelCallUnknown: "unknown", ModelCallResolved: "resolved"}[type(about)]
+    return {
+        "turn": len(run.turns) + 1,
+        "tries": run.turn_tries + (run.model_prepared is not None),
+        "status": status,
+        "effect": None if about is None else about.effect,
+        "verdict": None if run.model_verdict is None else run.model_verdict.verdict,
     }

@@ -34,6 +34,7 @@ from perdure.records.run import (
 )
 from perdure.records.thread import SubmissionSettled
 from perdure.rules.lifecycle import EffectStatus
+from perdure.rules.plans import is_model_call
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -90,6 +91,11 @@ class Effect(msgspec.Struct, frozen=True):
     def open(self) -> bool:
         """Whether it waits for a verdict."""
         return self.status == EffectStatus.UNKNOWN and self.verdict is None and not self.decided
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is a model call: its result is text, and refused it fails its run."""
+        return is_model_call(self.call)
 
     @property
     def resolve(self) -> str | None:
