@@ -181,7 +181,7 @@ def test_a_function_sees_the_whole_request() -> None:
         await asyncio.sleep(0)
         return answer(request)
 
-    expected = (TextPart("4:UserMessage(text='hello')"),)
+    expected = (TextPart("4:UserMessage(text='hello', files=())"),)
     assert ask(Scripted(answer), 4).parts == ask(Scripted(later), 4).parts == expected
     assert repr(Scripted(answer)) == "Scripted(function, name='scripted')"
 

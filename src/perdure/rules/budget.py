@@ -9,6 +9,8 @@ from perdure.records.parts import Charge, Failure
 from perdure.records.run import AcceptedLimits
 from perdure.rules import fold
 
+_SPENT = "The run used {used} of its budget of {budget}; no call fits in what is left."
+
 Limit = Literal["turns", "tool_calls", "tokens", "cost"]
 
 
@@ -33,15 +35,16 @@ def failure(run: fold.Run, limits: AcceptedLimits, limit: Limit) -> Failure:
     """The failure of a run that used up a limit."""
     match limit:
         case "turns":
-            said = f"The run used all of its {limits.max_turns} turns."
+            return Failure("policy.turns", f"The run used all of its {limits.max_turns} turns.")
         case "tool_calls":
-            said = f"The run may make {limits.max_tool_calls} tool calls; its last batch went over."
+            most = limits.max_tool_calls
+            return Failure("policy.tool_calls", f"The run may make {most} tool calls; its last batch went over.")
         case "tokens":
-            said = f"The run used {run.tokens:,} of its budget of {limits.token_budget:,} tokens; no call fits in what is left."
+            used, budget = f"{run.tokens:,}", f"{limits.token_budget:,} tokens"
+            return Failure("policy.tokens", _SPENT.format(used=used, budget=budget))
         case "cost":
-            budget = (limits.cost_budget or 0) / 1_000_000
-            said = f"The run used ${run.spent / 1_000_000:.6f} of its budget of ${budget:.6f}; no call fits in what is left."
-    return Failure(f"policy.{limit}", said)
+            used, budget = f"${run.spent / 1_000_000:.6f}", f"${(limits.cost_budget or 0) / 1_000_000:.6f}"
+            return Failure("policy.cost", _SPENT.format(used=used, budget=budget))
 
 
 def shares(run: fold.Run, limits: AcceptedLimits, now: int) -> dict[str, tuple[int, int]]:
