@@ -384,6 +384,8 @@ def thinker(world: World, *first: Any, then: Callable[[str], Any] = say) -> Scri
         tried = world.count("try-think")
         if tried < len(first):
             world.touch("try-think")
+            if first[tried] is SILENT:  # it was served, and nobody heard the answer
+                world.touch("think", key=request.key or None, turn=request.turn)
             return first[tried]
         receipt = world.touch("think", key=request.key or None, turn=request.turn)
         return then(receipt) if request.turn == 1 else say(receipt)

@@ -20,15 +20,18 @@ from perdure.engine import admission, approvals, cancellation, reconciliation
 from perdure.engine.admission import Receipt
 from perdure.engine.attempt import Attempt
 from perdure.engine.host import Host
+from perdure.engine.inference import ModelCalls
 from perdure.engine.intents import VerdictBody
 from perdure.errors import OwnershipLost
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Intent
 from perdure.ports.log import Tail
+from perdure.ports.provider import ModelError
 from perdure.ports.store import Transaction
 from perdure.records import codec
 from perdure.records.effect import ToolCallSettled, ToolCallWithdrawn
 from perdure.records.parts import Failure
+from perdure.records.run import ModelCallFailed, model_place
 from perdure.records.thread import CancelRequested
 from perdure.rules import fold, plans
 from perdure.stores.sqlite.ledger import SqliteLedger
@@ -224,6 +227,45 @@ def unknown_treated_as_failed() -> None:
 def once_recovered_as_idempotent() -> None:
     """Recovery runs again whatever was started."""
     patch(plans, "_lost", lambda call, prepared, contract: plans.Rerun(call.id, "idempotent"))
+
+
+@twin("once model", "took place 2 times")
+def no_started_record_of_a_model_call() -> None:
+    """A once model call is dispatched, and recorded when it has answered."""
+
+    async def start(self: ModelCalls, run: fold.Run, request: Any, reserve: Any) -> Any:
+        place = model_place(request.turn)
+        return None, ids.idempotency_key(run.id, place, 1, place, 0)
+
+    patch(ModelCalls, "_start", start)
+
+
+@twin("once model", "took place 2 times")
+def a_started_model_call_is_made_again() -> None:
+    """Who takes over takes the lost call for one that never left."""
+
+    async def recover(self: Interpreter, run: fold.Run, started: Any) -> Any:
+        if run.model_prepared is not None:
+            lost = run.model_prepared
+            gone = Failure("model", "its worker died")
+            failed = ModelCallFailed(run.id, lost.turn, lost.attempt, lost.model, "no", gone, effect=lost.effect)
+            _ = self.attempt.append(
+                Boundary.MODEL_FAILED, [failed], (lambda tx: tx.ledger.end_effect(lost.effect, "refused", None, 0),)
+            )
+        return await before(self, run, started)
+
+    before = patch(Interpreter, "_recover_call", recover)
+
+
+@twin("once model lost", "took place 2 times")
+def a_lost_model_call_is_tried_again() -> None:
+    """An unknown outcome of a model call is taken for a failure, and asked again."""
+
+    async def failed(self: ModelCalls, run: Any, turn: int, error: ModelError, started: Any, reserve: Any) -> float:
+        told = ModelError(error.message, dispatched="yes", retryable=True, retry_after=0.001)
+        return await before(self, run, turn, told, started, reserve)
+
+    before = patch(ModelCalls, "_failed", failed)
 
 
 # -- what people said ---------------------------------------------------------------------------------------------------
