@@ -12,7 +12,7 @@ from perdure.cli.output import Output, cell, plain
 from perdure.cli.settings import Settings
 from perdure.definitions.verdicts import Applied, CancelRun, NotApplied, SafeToRetry, Verdict
 from perdure.errors import Invalid, Refused
-from perdure.projections.effect import Effect
+from perdure.projections.effect import Effect, question
 
 VERDICTS = {
     "applied": "if it took place",
@@ -160,7 +160,7 @@ def _say_commands(effect: Effect, out: Output) -> None:
         return
     about = f"{effect.operation} {cell(effect.arguments)} took place"
     if effect.of_model:
-        about = f"model {effect.operation} served the call of turn {effect.arguments['turn']}"
+        about = question(effect.operation, effect.call)
     out.line(f"{effect.id}: nobody knows whether {about} ({effect.reason}).")
     if effect.wire is not None and effect.wire.request_id:
         out.line(f"  The provider calls it {effect.wire.request_id}.")

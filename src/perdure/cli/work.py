@@ -14,6 +14,7 @@ from perdure.cli.opening import Id, opened, read_value, run
 from perdure.cli.output import Output, plain
 from perdure.clock import parse_duration
 from perdure.errors import Invalid
+from perdure.projections.effect import question
 from perdure.projections.run import RunView
 
 
@@ -105,7 +106,7 @@ async def _blocker(app: App, view: RunView, out: Output) -> dict[str, Any] | Non
     if unknown:
         return failures.error_body(
             "unknown_outcome",
-            f"Nobody knows whether {unknown[0].operation} took place.",
+            f"Nobody knows whether {question(unknown[0].operation, unknown[0].call, unknown[0].step)}.",
             failures.HELD,
             help=f"See {out.settings.command('effects', 'list', view.run, '--status', 'unknown')}",
             run=view.run,

@@ -109,6 +109,13 @@ def decisions(tx: Transaction, thread: int) -> set[str]:
     return {intent.subject.partition("#")[0] for intent in found}
 
 
+def question(operation: str, call: str, step: str | None = None) -> str:
+    """What nobody knows of an effect of unknown outcome, to follow the word *whether*."""
+    if is_model_call(call):
+        return f"model {operation!r} served the call of turn {call.partition('.')[0]}"
+    return f"{operation!r}{f' step {step!r}' if step is not None else ''} took place"
+
+
 def reconcile_command(effect: str) -> str:
     """The command that gives a verdict on an effect of unknown outcome."""
     return f"perdure effects reconcile {effect} --verdict … --reason …"

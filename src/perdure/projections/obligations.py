@@ -14,9 +14,8 @@ from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX, PAGE_ROWS_MAX
 from perdure.ports.ledger import Fault, Submission, ThreadRow, WorkItem
 from perdure.ports.store import Store, Transaction
 from perdure.projections.approval import approve_command
-from perdure.projections.effect import decisions, reconcile_command
+from perdure.projections.effect import decisions, question, reconcile_command
 from perdure.rules.lifecycle import SubmissionState as State
-from perdure.rules.plans import is_model_call
 
 BlockedOn = Literal["unknown", "approval", "blocked", "stuck", "running", "ready"]
 Severity = Literal["ok", "aging", "overdue"]
@@ -155,11 +154,8 @@ def _decision(tx: Transaction, row: Submission) -> Waiting | None:
     if unknown:
         first = unknown[0]
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        step = f" step {first.step!r}" if first.step is not None else ""
-        about = f"{first.operation!r}{step} took place"
-        if is_model_call(first.call):
-            about = f"model {first.operation!r} served the call of turn {first.call.partition('.')[0]}"
-        return Waiting("unknown", f"nobody knows whether {about}{more}", reconcile_command(first.id))
+        what = question(first.operation, first.call, first.step)
+        return Waiting("unknown", f"nobody knows whether {what}{more}", reconcile_command(first.id))
     asked = [a for a in tx.ledger.approvals(status="pending", run=row.run) if a.id not in given]
     if asked:
         more = f" and {len(asked) - 1} more" if len(asked) > 1 else ""
