@@ -55,6 +55,11 @@ class Wire:
         if event.endswith("send_request_headers.started"):
             self.sent = True
 
+    async def aclose(self) -> None:
+        """End the response, if it is still open: not every library does when a call is given up."""
+        if self._response is not None:
+            await self._response.aclose()
+
     def evidence(self) -> Evidence:
         """What can be recorded of the call."""
         if not self.sent:

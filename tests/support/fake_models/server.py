@@ -100,7 +100,8 @@ class FakeModels:
         self.journal = journal
         self.key = key
         self.requests: list[Seen] = []
-        self.connections = 0
+        self.connections = 0  # made since the last `play`
+        self.open = 0  # connections that are open now
         self.gone = threading.Event()  # a client went away while it waited for the server
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._socket = socket.create_server(("127.0.0.1", port))
@@ -210,6 +211,7 @@ class FakeModels:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.open += 1
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -217,6 +219,7 @@ class FakeModels:
                     while await self._exchange(reader, writer):
                         pass
         finally:
+            self.open -= 1
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
@@ -251,6 +254,9 @@ class FakeModels:
             return True
         try:
             return await self._answer(seen, reader, writer)
+        except ConnectionError:
+            self.gone.set()
+            raise
         finally:
             seen.finished.set()
 
