@@ -30,14 +30,13 @@ from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, LISTED_MAX, PAGE_BA
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
 from perdure.ports.store import Store
-from perdure.projections import approval, effect, obligations, run, thread
+from perdure.projections import approval, obligations, run, thread
 from perdure.projections.approval import Approval
-from perdure.projections.effect import Effect
+from perdure.projections.effect import Effect, decisions, read_effect
 from perdure.projections.obligations import Obligation
 from perdure.projections.run import RunView, Settlement
 from perdure.projections.thread import RecordView, ThreadView
 from perdure.providers.resolve import resolve
-from perdure.rules.plans import is_model_call
 from perdure.stores.sqlite.store import open_store
 
 if TYPE_CHECKING:
@@ -377,9 +376,7 @@ class App:
         return self._approval(await approvals.decide(self.host, id, "rejected", by=by, reason=reason))
 
     def _approval(self, row: ApprovalRow) -> Approval:
-        found, decided = self.store.read(
-            lambda tx: (tx.ledger.thread(row.thread), row.id in effect.decisions(tx, row.thread))
-        )
+        found, decided = self.store.read(lambda tx: (tx.ledger.thread(row.thread), row.id in decisions(tx, row.thread)))
         return approval.approval(row, found.id if found is not None else "", decided=decided)
 
     async def effects(self, *, status: str | None = None, run: str | None = None) -> list[Effect]:
@@ -387,7 +384,7 @@ class App:
         await self._allow("effects")
         wanted = None if run is None else ids.run_id(ids.submission_of(run))
         rows = await self.store.scan(lambda tx: tx.ledger.effects(status=status, run=wanted, limit=LISTED_MAX))
-        return [await self._effect(row) for row in rows]
+        return [await read_effect(self.store, row) for row in rows]
 
     async def effect(self, id: str) -> Effect:
         """One effect, with its arguments, result and verdict read back from the log."""
@@ -395,10 +392,7 @@ class App:
         row = self.store.read(lambda tx: tx.ledger.effect(id))
         if row is None:
             raise Invalid(f"There is no effect {id!r}.", help="List them: perdure effects list")
-        return await self._effect(row)
-
-    async def _effect(self, row: EffectRow) -> Effect:
-        return await effect.read_effect(self.store, row)
+        return await read_effect(self.store, row)
 
     async def reconcile(
         self, effect: Effect | str, verdict: Verdict, *, by: str = "local", reason: str = "", evidence: Any = None
@@ -426,8 +420,6 @@ class App:
         await reconciliation.submit(self.host, body, by=_text(by, "by"), reason=_text(reason, "reason", blank=True))
 
     def _encoder(self, row: EffectRow) -> reconciliation.Encode:
-        if is_model_call(row.call):
-            return reconciliation.answer
         submission = self.store.read(
             lambda tx: tx.ledger.submission(row.submission)
         )  # none of a run in persistent mode

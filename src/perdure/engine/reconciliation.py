@@ -33,6 +33,7 @@ from perdure.ports.store import Transaction
 from perdure.records import codec
 from perdure.records.effect import Verdict as VerdictName
 from perdure.records.parts import Failure
+from perdure.rules.plans import is_model_call
 
 Probe = Callable[[UnknownCall], Awaitable[Verdict | StillUnknown] | Verdict | StillUnknown]
 """Asked about an unknown call; returns a verdict, or ``StillUnknown`` when it cannot tell."""
@@ -74,7 +75,7 @@ def verdict_body(
     encode: Encode = plain,
     evidence: Any = None,
 ) -> VerdictBody:
-    """A verdict as it is recorded.
+    """A verdict as it is recorded. ``encode`` is for the result of a call; that of a model call is its answer.
 
     Raises:
         Invalid: not a verdict, or its result or evidence cannot be stored.
@@ -85,7 +86,7 @@ def verdict_body(
     given: object = verdict
     match given:
         case Applied(result=value):
-            name, result = "applied", msgspec.Raw(encode(value))
+            name, result = "applied", msgspec.Raw(answer(value) if is_model_call(call) else encode(value))
         case Refused():
             name, failure = "refused", Failure("refused", given.error or "refused")
         case NotApplied():
