@@ -38,6 +38,7 @@ class Wire:
         sent: whether any byte of the request may have been written.
         status, overflown: of the response; None and False while there is none.
         request_digest, received, answer: what was asked, a running digest of the response, and its headers.
+        response: the response, while it may be open.
     """
 
     limit: int
@@ -49,6 +50,7 @@ class Wire:
     request_digest: str = ""
     received: Any = field(default_factory=hashlib.sha256, repr=False)
     answer: httpx2.Headers = field(default_factory=httpx2.Headers, repr=False)
+    response: httpx2.Response | None = field(default=None, repr=False)
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
         """Told by httpcore before each step; everything before the request's own bytes is still harmless."""
@@ -57,8 +59,8 @@ class Wire:
 
     async def aclose(self) -> None:
         """End the response, if it is still open: not every library does when a call is given up."""
-        if self._response is not None:
-            await self._response.aclose()
+        if self.response is not None:
+            await self.response.aclose()
 
     def evidence(self) -> Evidence:
         """What can be recorded of the call."""
@@ -133,6 +135,7 @@ async def _after(response: httpx2.Response) -> None:
     wire = current.get()
     wire.status = response.status_code
     wire.answer = response.headers
+    wire.response = response
     response.stream = _Bounded(cast(httpx2.AsyncByteStream, response.stream), wire)
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("the response is compressed, which nobody asked for")
