@@ -20,7 +20,7 @@ from pydantic_ai.models.openai import (
     OpenAIResponsesModel,
     OpenAIResponsesModelSettings,
 )
-from pydantic_ai.profiles.openai import OpenAIModelProfile
+from pydantic_ai.profiles.openai import SAMPLING_PARAMS, OpenAIModelProfile
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.ports.provider import AssistantMessage, Message, ModelError, Request
@@ -57,6 +57,7 @@ class _OpenAIFormat(Format):
 
     def __init__(self, target: Target, http: httpx2.AsyncClient) -> None:
         self.target = target
+        self.api = target.api
         self.native = bool(target.option("native"))
         self._key_header = target.option("key_header", "authorization")
         self.provider = OpenAIProvider(openai_client=_client(target, http))
@@ -67,9 +68,31 @@ class _OpenAIFormat(Format):
         return {self._key_header: key}
 
     def settings(self, given: dict[str, Any], request: Request) -> dict[str, Any]:
+        """The library's settings.
+
+        Raises:
+            ModelError: the model takes no such setting; the library would drop it.
+        """
+        if (unfit := sorted(given.keys() & set(SAMPLING_PARAMS))) and self._reasons(given):
+            raise ModelError(
+                f"Model `{self.target.name}` takes no setting `{unfit[0]}` while it reasons.",
+                dispatched="no",
+                kind="model.setup",
+                help='Leave it out, or set `reasoning_effort` to "none" where the model can do that.',
+            )
         if self.target.option("prompt_cache_key"):
             given.setdefault("openai_prompt_cache_key", request.agent)
         return given
+
+    def _reasons(self, given: dict[str, Any]) -> bool:
+        profile = cast(OpenAIModelProfile, self.model.profile)
+        if not profile.get("openai_supports_reasoning", False):
+            return False
+        efforts = profile.get("openai_reasoning_efforts")
+        can_stop = profile.get("openai_supports_reasoning_effort_none", False) if efforts is None else "none" in efforts
+        effort = given.get(self.effort_setting)
+        active = profile.get("thinking_enabled_by_default", False) if effort is None else effort != "none"
+        return active or not can_stop
 
     def strict(self, schema: dict[str, Any]) -> bool | None:
         return strict_fits(schema)
@@ -96,7 +119,7 @@ class ChatFormat(_OpenAIFormat):
 
     settings_known: ClassVar[frozenset[str]] = (
         OpenAIChatModelSettings.__required_keys__ | OpenAIChatModelSettings.__optional_keys__
-    )
+    ) - OpenAIChatModel.unsupported_settings
     details_kept: ClassVar[frozenset[str]] = frozenset({"extra_content"})
     urls: ClassVar[frozenset[str]] = frozenset({"image"})
 
@@ -131,8 +154,10 @@ class ResponsesFormat(_OpenAIFormat):
     """Responses. Where the conversation is kept between calls is the target's option ``continuation``."""
 
     settings_known: ClassVar[frozenset[str]] = (
-        OpenAIResponsesModelSettings.__required_keys__ | OpenAIResponsesModelSettings.__optional_keys__
-    ) - _RESPONSES_OURS
+        (OpenAIResponsesModelSettings.__required_keys__ | OpenAIResponsesModelSettings.__optional_keys__)
+        - _RESPONSES_OURS
+        - OpenAIResponsesModel.unsupported_settings
+    )
     details_kept: ClassVar[frozenset[str]] = frozenset({"phase", "namespace", "raw_content"})
     urls: ClassVar[frozenset[str]] = frozenset({"image", "document", "audio"})
 
@@ -167,7 +192,7 @@ class ResponsesFormat(_OpenAIFormat):
         """The id under which the provider holds these messages, the last an answer; empty if it does not."""
         last = messages[-1]
         assert isinstance(last, AssistantMessage)
-        record = record_of(last.continuation) if last.model == name else {}
+        record = record_of(last.continuation) if self.owns(last, request, name) else {}
         identity = record.get("id")
         same = record.get("prefix") == self._digest(request, messages[:-1])
         return identity if isinstance(identity, str) and same else ""
@@ -188,7 +213,7 @@ class ResponsesFormat(_OpenAIFormat):
         return super().reasoning(part, detail)
 
     def assistant(self, message: AssistantMessage, request: Request, name: str) -> list[their.ModelResponsePart]:
-        if message.model == name and request.continue_session and self._encrypted:
+        if self._encrypted and self.owns(message, request, name):
             whole = {part.id for part in message.parts if isinstance(part, ReasoningPart) and part.signature}
             for part in message.parts:
                 if isinstance(part, ReasoningPart) and part.id not in whole:

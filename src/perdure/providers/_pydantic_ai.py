@@ -53,6 +53,7 @@ class Format:
     Attributes:
         model: the library's model.
         system: the library's ``provider_name`` of it, which marks what goes back to where it came from.
+        api: which of a provider's formats: what came by one goes back by no other.
         settings_known: names of settings that a user may give.
         effort_setting: the library's setting for ``reasoning_effort``; empty when the format has none.
         details_kept: keys of a part's ``provider_details`` that the same model wants back.
@@ -63,6 +64,7 @@ class Format:
 
     model: LibraryModel[Any]
     system: str
+    api: str = ""
     settings_known: ClassVar[frozenset[str]] = frozenset()
     effort_setting: ClassVar[str] = ""
     details_kept: ClassVar[frozenset[str]] = frozenset()
@@ -73,6 +75,10 @@ class Format:
     def auth(self, key: str) -> dict[str, str]:
         """The header that carries the key."""
         return {"authorization": f"Bearer {key}"}
+
+    def knows(self, setting: str) -> bool:
+        """Whether a user may give a setting of this name."""
+        return setting in self.settings_known
 
     def settings(self, given: dict[str, Any], request: Request) -> dict[str, Any]:
         """The library's settings from the user's, which are known ones; ``reasoning_effort`` is already translated."""
@@ -163,7 +169,7 @@ class Format:
 
     def assistant(self, message: AssistantMessage, request: Request, name: str) -> list[their.ModelResponsePart]:
         """Reasoning and details go back only to the model they came from, and only where the session goes on."""
-        own = message.model == name and request.continue_session
+        own = self.owns(message, request, name)
         details = details_of(message) if own else [None] * len(message.parts)
         parts: list[their.ModelResponsePart] = []
         for part, detail in zip(message.parts, details, strict=True):
@@ -180,6 +186,11 @@ class Format:
                         )
                     )
         return parts
+
+    def owns(self, message: AssistantMessage, request: Request, name: str) -> bool:
+        """Whether what the provider attached to an answer goes back with it."""
+        came_by = record_of(message.continuation).get("api", self.api)
+        return message.model == name and request.continue_session and came_by == self.api
 
     def reasoning(self, part: ReasoningPart, detail: dict[str, Any] | None) -> list[their.ModelResponsePart]:
         """Reasoning of this very model, as it wants it back."""
@@ -218,10 +229,9 @@ _URLS: dict[str, Callable[..., their.UserContent]] = {
 
 def schema_text(schema: dict[str, Any]) -> str:
     """Instructions that ask for an answer of this schema."""
-    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return (
         "Your final answer, the message without a tool call, must be one JSON value that fits this JSON Schema, and "
-        f"nothing else: no other text and no Markdown fence.\n{text}"
+        f"nothing else: no other text and no Markdown fence.\n{_compact(schema)}"
     )
 
 
@@ -312,6 +322,7 @@ def response_of(
     record: dict[str, Any] = {"v": CONTINUATION_VERSION}
     record |= {"id": answer.provider_response_id} if answer.provider_response_id else {}
     record |= {"model": answer.model_name} if answer.model_name else {}
+    record |= {"api": form.api} if form.api else {}
     record |= {"parts": details} if any(details) else {}
     record |= form.continuation(request, answer)
     usage = answer.usage
@@ -326,7 +337,7 @@ def response_of(
             cache_write=max(usage.cache_write_tokens, 0),
             reasoning=max(usage.output_reasoning_tokens or usage.details.get("reasoning_tokens", 0), 0),
         ),
-        json.dumps(record, separators=(",", ":")).encode(),
+        json.dumps(record, separators=(",", ":")).encode(),  # in ASCII: what is attached may be no Unicode
         evidence,
     )
 
@@ -397,9 +408,11 @@ def settings_for(form: Format, defaults: Mapping[str, Any], request: Request, na
         ModelError: one is unknown or has no such value; nothing was sent.
     """
     given = {**defaults, **request.settings}
-    known = form.settings_known - OURS | ({"reasoning_effort"} if form.effort_setting else set())
-    if wrong := sorted(given.keys() - known):
+    wrong = sorted(name for name in given if name in OURS or not (name == "reasoning_effort" or form.knows(name)))
+    wrong += ["reasoning_effort"] if "reasoning_effort" in given and not form.effort_setting else []
+    if wrong:
         why = "is decided by Perdure" if wrong[0] in OURS else "does not exist"
+        known = form.settings_known - OURS | ({"reasoning_effort"} if form.effort_setting else set())
         raise ModelError(
             f"Setting `{wrong[0]}` of model `{name}` {why}.",
             dispatched="no",
@@ -444,6 +457,12 @@ class Connection:
             settings |= {"timeout": wires.timeout(request.timeout), "max_retries": 0}
             async with asyncio.timeout(request.timeout):
                 answer = await ask(self.format, request, settings, emit, self._name)
+            if wire.status is not None and wire.status >= 400:  # the library made an answer of the refusal of a prompt
+                raise ModelError(
+                    f"Model `{self._name}` refuses the prompt with HTTP {wire.status}.",
+                    dispatched="yes",
+                    kind="model.refused",
+                )
             return response_of(self.format, request, answer, self._name, wire.evidence())
         except ModelError as error:
             failure = failures.with_evidence(error, wire.evidence())
@@ -451,6 +470,7 @@ class Connection:
             failure = failures.of_wire(error, wire, self._name, request.timeout)
         finally:
             wires.current.reset(token)
+            await wire.aclose()
         if key:
             failure = failures.without(key, failure)
         # Outside the handler: the cause may show the key in a header or an echoed body, so it goes no further.

@@ -91,14 +91,20 @@ class RemoteModel:
             most = self._settings.get("max_tokens")
             self._profile = Profile(
                 capabilities=self._capabilities,
-                price=self._price or pricing.price_of(self._prices_as(), self._target.model),
+                price=self._price or self._known_price(),
                 max_output_tokens=most if isinstance(most, int) else None,
                 rate=self._rate,
                 shared=True,
             )
         return self._profile
 
+    def _known_price(self) -> Price | None:
+        provider = self._prices_as()
+        names = (self.name, f"{provider}:{self._target.model}") if provider else (self.name,)
+        return pricing.price_of(names, provider, self._target.model)
+
     def _prices_as(self) -> str:
+        """The provider whose prices are this model's; empty where somebody else serves it."""
         return self.prices_as or self.prefix
 
     def setup(self) -> Setup:
@@ -107,11 +113,12 @@ class RemoteModel:
         return Setup(address, self._api_key, self.libraries)
 
     def require(self) -> None:
-        """Check, without loading them, that the provider libraries are installed.
+        """Check, without loading them, that the provider libraries are installed; and the price file, if there is one.
 
         Raises:
-            Invalid: one is missing.
+            Invalid: one is missing, or the file that ``PERDURE_PRICES`` names is wrong.
         """
+        pricing.own_file()
         if missing := self.setup().missing():
             raise not_installed(self.name, ", ".join(missing))
 

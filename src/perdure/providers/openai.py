@@ -73,9 +73,7 @@ class ChatModel(RemoteModel):
     ) -> None:
         check_name(name)
         official = base_url is None and "OPENAI_BASE_URL" not in os.environ
-        native = native_of(f"openai-chat:{name}", output, official)
-        options = (("native", native), ("prompt_cache_key", official))
-        able = _COMMON | (_STRUCTURED if native else _NONE) | (_CACHING if official else _NONE)
+        options, able = chat_options(f"openai-chat:{name}", output, official=official)
         target = Target(f"openai-chat:{name}", name, "chat", base_url, options)
         super().__init__(target, api_key, settings, price, rate, able)
         self._official = official
@@ -174,6 +172,22 @@ def native_of(name: str, output: str | None, default: bool) -> bool:
     if output is not None and output not in OUTPUTS:
         raise Invalid(f"The output of model `{name}` is {output!r:.64}.", help='Use "native" or "prompted".')
     return default if output is None else output == "native"
+
+
+def chat_options(
+    name: str, output: str | None, *, official: bool
+) -> tuple[tuple[tuple[str, Any], ...], frozenset[Capability]]:
+    """The options of a Chat Completions target, and what such a model can do.
+
+    Args:
+        official: whether OpenAI or Azure is asked; others may refuse what they do not know.
+
+    Raises:
+        Invalid: an unknown ``output``.
+    """
+    native = native_of(name, output, official)
+    able = _COMMON | (_STRUCTURED if native else _NONE) | (_CACHING if official else _NONE)
+    return (("native", native), ("prompt_cache_key", official)), able
 
 
 def responses_options(
