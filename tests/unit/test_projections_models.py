@@ -259,6 +259,40 @@ async def test_a_run_that_ends_over_its_model_call_lists_it_and_takes_the_verdic
         assert model.asked == 1
 
 
+async def test_a_definite_failure_refuses_the_effect_in_the_commit_that_ends_the_run(tmp_path: Path) -> None:
+    no = ModelError("No such key.", dispatched="yes", kind="model.authentication", evidence=Evidence(status=401))
+    bank = agent(Tried(fail(no)), model_calls="once")
+    async with p.open(tmp_path / "work.db", agents=[bank]) as app:
+        receipt = await app.submit(bank, "pay")
+        settled = await app.settlement(receipt, timeout=20)
+        assert (settled.status, settled.failure) == ("failed", Failure("model.authentication", "No such key."))
+        await healthy(app)
+        [effect] = await app.effects()
+        assert (effect.status, effect.error, effect.wire, effect.charged) == (
+            "refused", settled.failure, no.evidence, None,
+        )  # fmt: skip
+        assert [one.effect for one in (await app.inspect(receipt)).tries] == [effect.id]
+
+
+async def test_a_run_that_nobody_owes_leaves_its_unknown_for_a_verdict(tmp_path: Path) -> None:
+    bank = agent(Tried(fail(LOST), SAID), model_calls="once")
+    async with p.open(tmp_path / "work.db", agents=[bank]) as app:
+        with pytest.raises(p.RunFailed) as failed:
+            await app.run(bank, "pay", thread="notes")
+        assert len(failed.value.unknown) == 1
+        await healthy(app)
+        [effect] = await app.effects(status="unknown")
+        assert (await app.run(bank, "pay", thread="notes")).output == "Paid."  # the run before is closed first
+        await healthy(app)
+        await app.reconcile(effect, p.NotApplied("not in their log"))
+
+        async def audited() -> bool:
+            return (await app.effect(effect.id)).verdict == "not_applied"
+
+        await until(audited)
+        await healthy(app)
+
+
 async def test_a_row_of_a_model_call_that_was_changed_is_found(tmp_path: Path) -> None:
     bank = agent(Tried(SAID), model_calls="once")
     async with p.open(tmp_path / "work.db", agents=[bank]) as app:
