@@ -293,6 +293,17 @@ async def test_a_run_that_nobody_owes_leaves_its_unknown_for_a_verdict(tmp_path:
         await healthy(app)
 
 
+async def test_a_verdict_on_a_model_call_is_compared_with_the_log(tmp_path: Path) -> None:
+    await settled_with(tmp_path, p.Applied("Paid by hand."), again=False)
+    connection = apsw.Connection(str(tmp_path / "work.db"))
+    connection.execute("UPDATE intent SET reason = 'another' WHERE kind = 'verdict'")
+    assert connection.changes() == 1
+    connection.close()
+    async with p.open(tmp_path / "work.db", workers=0) as client:
+        found = await client.verify()
+    assert [check.name for check in found.failed()] == ["ledger-commands"]
+
+
 async def test_a_row_of_a_model_call_that_was_changed_is_found(tmp_path: Path) -> None:
     bank = agent(Tried(SAID), model_calls="once")
     async with p.open(tmp_path / "work.db", agents=[bank]) as app:
