@@ -162,6 +162,24 @@ def test_thinking_of_another_model_stays_away(server: FakeModels, author: str) -
     assert [block["type"] for block in said] == ["text", "tool_use", "tool_use"]
 
 
+@pytest.mark.parametrize("fields", [{"author": "google:gemini-3-pro"}, {}])
+def test_where_thinking_must_lead_a_turn_and_did_not_it_is_left_out(server: FakeModels, fields: dict[str, str]) -> None:
+    """With a budget for it, results are refused unless the calls they answer came with thinking of this model."""
+    server.script([THOUGHTFUL, say("Sunny.")])
+    model = model_at(server, "claude-3", settings={"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}})
+    history = after(ask(model), RESULTS, **fields)
+    assert ask(model, history, continue_session=bool(fields)).parts == (TextPart("Sunny."),)
+    assert ["thinking" in seen.body for seen in server.requests] == [True, False]
+
+
+def test_instructions_stay_at_the_top(server: FakeModels) -> None:
+    history: list[Message] = [UserMessage("a"), AssistantMessage((TextPart("One."),), "scripted")]
+    ask(model_at(server), [*history, SystemMessage("Be brief."), UserMessage("b")])
+    body = server.requests[0].body
+    assert "Be brief." in str(body["system"])
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
+
+
 def test_a_turn_of_nothing_but_thinking_of_others_is_no_empty_message(server: FakeModels) -> None:
     server.script([say("One."), say("Two.")])
     history: list[Message] = [UserMessage("a"), AssistantMessage((ReasoningPart("hm", signature="x"),), "other:model")]

@@ -12,10 +12,11 @@ from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.profiles.anthropic import AnthropicModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 
-from perdure.ports.provider import ModelError, Request
+from perdure.ports.provider import AssistantMessage, ModelError, Request, ToolMessage
 from perdure.providers import _wire as wires
 from perdure.providers._pydantic_ai import Format
 from perdure.providers._remote import Target
+from perdure.records.parts import ReasoningPart
 
 # Settings that name what is kept at the provider for one conversation, or start what our records do not hold.
 _NOT_OFFERED = frozenset({"anthropic_container", "anthropic_context_management", "anthropic_task_budget"})
@@ -47,6 +48,7 @@ class Messages(Format):
             max_retries=0,
             http_client=http,
         )
+        self._name = target.name
         self.native = bool(target.option("native"))
         changed = AnthropicModelProfile(
             anthropic_binds_thinking_blocks=False,  # or the library repeats a request that was refused for them
@@ -78,7 +80,22 @@ class Messages(Format):
                     kind="model.setup",
                     help="Leave it out.",
                 )
-        return given | ({"thinking": False} if given.get("thinking") == "none" else {})
+        if given.get("thinking") == "none":
+            return given | {"thinking": False}
+        if not self.model.profile.get("anthropic_supports_adaptive_thinking", False) and self._goes_on_unthought(
+            request
+        ):
+            return {name: value for name, value in given.items() if name not in ("thinking", "anthropic_thinking")}
+        return given
+
+    def _goes_on_unthought(self, request: Request) -> bool:
+        """Whether results go to calls that came without thinking of this model, where thinking is then refused."""
+        if len(request.messages) < 2 or not isinstance(request.messages[-1], ToolMessage):
+            return False
+        said = request.messages[-2]
+        if not isinstance(said, AssistantMessage) or not self.owns(said, request, self._name):
+            return True
+        return not said.parts or not isinstance(said.parts[0], ReasoningPart)
 
     def messages(self, request: Request, name: str) -> tuple[list[their.ModelMessage], dict[str, Any]]:
         """The conversation with what users and tools say in a row as one message: roles alternate."""
