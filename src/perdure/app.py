@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from perdure.agent.agent import model_of, set_model_resolver
 from perdure.agent.batch import encoder
 from perdure.agent.driver import AgentDriver
 from perdure.agent.ephemeral import Approve, Result
+from perdure.agent.events import Event
+from perdure.agent.live import Live
 from perdure.agent.persistent import run_here
 from perdure.clock import Clock, Ids, parse_duration
 from perdure.definitions.agent import AgentDefinition
@@ -64,7 +67,8 @@ class _Options:
 class App:
     """An open store with what is registered on it. Made by :func:`open`; an async context manager.
 
-    Every method is a coroutine, except :meth:`observe`, which is an async iterator. Listings return lists.
+    Every method is a coroutine, except :meth:`observe` and :meth:`events`, which are async iterators. Listings return
+    lists.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class App:
         self._create = create
         self._host: Host | None = None
         self._worker: Worker | None = None
+        self._live: Live | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def __aenter__(self) -> App:
@@ -104,6 +109,9 @@ class App:
             store = self._address
         self._host = Host(store, clock=self._clock, ids=self._id_source, lease_seconds=self._lease_seconds)
         self._host.start()
+        self._live = Live(self._host)
+        for driver in drivers.values():
+            driver.live = self._live
         if self._options.workers:
             self._worker = Worker(
                 self._host,
@@ -335,6 +343,25 @@ class App:
                     await waiting
             finally:
                 waiting.cancel()
+
+    async def events(self, receipt: Receipt | str) -> AsyncIterator[Event]:
+        """Events of one submission as they happen, from now on, whatever process on the store works on it.
+
+        Text and reasoning deltas are provisional: an answer counts once it is recorded, and an interrupted one starts
+        again. The last event is ``RunEnded``, as it was settled. A model's answer is streamed only while somebody
+        watches; one that was begun before is not.
+
+        Raises:
+            Invalid: no such submission.
+        """
+        id = self._submission_id(receipt)
+        await self._allow("events", submission=id)
+        self._row(id)
+        live = self._live
+        assert live is not None
+        async with contextlib.aclosing(live.follow(id)) as told:
+            async for event in told:
+                yield event
 
     def _observed(self, target: Receipt | str) -> tuple[str, str | None]:
         if isinstance(target, Receipt):

@@ -87,6 +87,12 @@ INLINE_COMMIT_SECONDS_MAX = 0.001  # a lone unit runs on the loop's thread while
 INLINE_UNITS_MAX = 64  # a group of at most so many does
 INLINE_GROUP_SECONDS_MAX = 0.004  # ... while commits are faster than this
 
+# live events, provisional, for whoever watches a run
+LIVE_EVENTS_SECONDS = 60.0  # kept in the store for other processes
+LIVE_WATCH_SECONDS = 10.0  # a watcher in another process says so again within half of it
+LIVE_FLUSH_SECONDS = 0.05  # between two writes of the events of one run
+LIVE_EVENTS_MAX = 10_000  # kept for one watcher that is slow to take them; the oldest go
+
 # policy defaults
 TURNS_MAX = 16
 TOOL_CALLS_MAX = 64

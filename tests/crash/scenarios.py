@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,8 +13,10 @@ import apsw
 from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, SafeToRetry, StillUnknown, ToolContext, tool
 from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall, Verdict
+from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import EffectRow
 from perdure.ports.provider import ModelError, Profile, Request, ToolMessage
+from perdure.ports.store import Transaction
 from perdure.providers.scripted import Scripted, call, calls, fail, say
 from perdure.rules.accounting import Rate
 from perdure.testing.crash import Expected, Scenario, Stage
@@ -432,6 +435,21 @@ async def model_whose_rate_is_shared(stage: Stage) -> None:
     model = thinker(stage.world)
     model.profile = Profile(rate=Rate(requests=1_000, tokens=1_000_000), shared=True)
     await play_one(stage, Agent("thinker", model=model, policy=ONCE))
+
+
+@scenario(**THINKS)
+async def run_that_is_watched_from_elsewhere(stage: Stage) -> None:
+    """Its events are left in the store for another process; nothing depends on them."""
+    agent = Agent("thinker", model=thinker(stage.world), policy=ONCE)
+    async with stage.open([agent]) as app:
+        receipt = await stage.submit(app, agent, "go")
+        wanted = functools.partial(_watch, receipt.submission)
+        await app.store.write(Boundary.LIVE, wanted)
+        await stage.finish(app, receipt)
+
+
+def _watch(submission: str, tx: Transaction) -> None:
+    tx.ledger.watch_events(submission, "somebody", 2**60)
 
 
 @scenario(effects={"think": "observe", **tried("think")}, in_flight=0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from typing import Any
 
 from perdure.agent.batch import Toolbox, encoder
-from perdure.agent.loop import Emit, Interpreter
+from perdure.agent.live import Live
+from perdure.agent.loop import Interpreter
 from perdure.definitions.registry import Registration
 from perdure.engine.attempt import Attempt, Ended
 from perdure.engine.reconciliation import Encode, Probe
@@ -19,16 +21,16 @@ class AgentDriver:
 
     Args:
         model: who answers; over the agent's own.
-        emit: told the events of every run here, with its thread; None for nobody.
+        live: told the events of every run here while somebody watches it; None for nobody.
     """
 
-    def __init__(self, registration: Registration, model: Model, emit: Emit | None = None) -> None:
+    def __init__(self, registration: Registration, model: Model, live: Live | None = None) -> None:
         self.definition = registration.agent
         self.model = model
         self.toolbox = Toolbox(registration.agent, registration.probe)
         self.contracts = self.toolbox.contracts
         self._services = registration.services
-        self._emit = emit
+        self.live = live
 
     async def advance(self, attempt: Attempt) -> Ended:
         """See ``engine.driver.Driver.advance``. Attempt-scoped services are open while it runs."""
@@ -44,6 +46,7 @@ class AgentDriver:
 
     def _interpreter(self, attempt: Attempt, services: Any) -> Interpreter:
         retain = getattr(services, "on_approval_suspension", None)
+        live, submission = self.live, attempt.submission
         return Interpreter(
             attempt,
             self.definition,
@@ -51,7 +54,8 @@ class AgentDriver:
             self.model,
             services=services,
             superseded=attempt.superseded,
-            emit=self._emit,
+            emit=functools.partial(live.emit, submission.id) if live and submission else None,
+            watched=functools.partial(live.wanted, submission.id) if live and submission else None,
             on_approval_suspension=retain if callable(retain) else None,
         )
 

@@ -7,34 +7,34 @@ from typing import Any
 import msgspec
 
 
-class RunStarted(msgspec.Struct, frozen=True):
+class RunStarted(msgspec.Struct, frozen=True, tag=True):
     """The run began."""
 
     run: str
     thread: str
 
 
-class TurnStarted(msgspec.Struct, frozen=True):
+class TurnStarted(msgspec.Struct, frozen=True, tag=True):
     """The model is asked for turn ``turn`` (from 1)."""
 
     turn: int
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True, tag=True):
     """Provisional text of the answer."""
 
     turn: int
     text: str
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, tag=True):
     """Provisional reasoning text."""
 
     turn: int
     text: str
 
 
-class ModelCallFailed(msgspec.Struct, frozen=True):
+class ModelCallFailed(msgspec.Struct, frozen=True, tag=True):
     """A try of a model call gave no response. ``dispatched``: ``no``, ``yes`` or ``unknown``.
 
     ``retry_in`` is in seconds; None: it is not tried again.
@@ -47,7 +47,7 @@ class ModelCallFailed(msgspec.Struct, frozen=True):
     retry_in: float | None = None
 
 
-class BudgetWarning(msgspec.Struct, frozen=True):
+class BudgetWarning(msgspec.Struct, frozen=True, tag=True):
     """80 % of a limit are used: ``turns``, ``tool_calls``, ``tokens``, ``cost`` (micro-USD) or ``duration`` (seconds).
 
     Told once for each limit.
@@ -58,7 +58,7 @@ class BudgetWarning(msgspec.Struct, frozen=True):
     allowed: int
 
 
-class ToolCallStarted(msgspec.Struct, frozen=True):
+class ToolCallStarted(msgspec.Struct, frozen=True, tag=True):
     """A call was dispatched."""
 
     call: str
@@ -66,7 +66,7 @@ class ToolCallStarted(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class ToolCallProgress(msgspec.Struct, frozen=True):
+class ToolCallProgress(msgspec.Struct, frozen=True, tag=True):
     """The tool reported progress."""
 
     call: str
@@ -74,7 +74,7 @@ class ToolCallProgress(msgspec.Struct, frozen=True):
     message: str
 
 
-class ToolCallEnded(msgspec.Struct, frozen=True):
+class ToolCallEnded(msgspec.Struct, frozen=True, tag=True):
     """A call has an outcome: ``confirmed``, ``refused`` or ``unknown``."""
 
     call: str
@@ -83,7 +83,7 @@ class ToolCallEnded(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class ApprovalRequested(msgspec.Struct, frozen=True):
+class ApprovalRequested(msgspec.Struct, frozen=True, tag=True):
     """A call waits for a person."""
 
     approval: str
@@ -92,14 +92,14 @@ class ApprovalRequested(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class TurnCompleted(msgspec.Struct, frozen=True):
+class TurnCompleted(msgspec.Struct, frozen=True, tag=True):
     """A response is recorded. ``finish`` is the provider's reason."""
 
     turn: int
     finish: str
 
 
-class RunEnded(msgspec.Struct, frozen=True):
+class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """The run settled: ``completed``, ``failed`` or ``cancelled``. At most one, always last."""
 
     outcome: str

@@ -74,6 +74,7 @@ class Interpreter:
         services: what the attempt-scoped services factory gave, for ``ctx.services``.
         superseded: an earlier owner never gave the claim back; it may have had a model call in flight.
         emit: told events as they happen.
+        watched: whether anybody wants them now, so that responses are streamed; None: always.
         on_approval_suspension: retains live resources before an approval wait.
     """
 
@@ -87,17 +88,23 @@ class Interpreter:
         services: Any = None,
         superseded: bool = False,
         emit: Emit | None = None,
+        watched: Callable[[], bool] | None = None,
         on_approval_suspension: Callable[[], Any] | None = None,
     ) -> None:
         self.attempt = attempt
         self.definition = definition
         self.toolbox = toolbox
         self.calls = ModelCalls(
-            attempt, model, emit=None if emit is None else self._delta, told=None if emit is None else self._call_failed
+            attempt,
+            model,
+            emit=None if emit is None else self._delta,
+            told=None if emit is None else self._call_failed,
+            watched=watched,
         )
         self.services = services
         self._superseded = superseded
         self._emit = emit
+        self._watched = watched
         self._on_approval_suspension = on_approval_suspension
         self._view: PromptView | None = None
         self._arguments: dict[str, dict[str, Any]] = {}
@@ -139,7 +146,7 @@ class Interpreter:
         return await self.attempt.settle("failed", failure=failure, records=records, then=ops)
 
     def _tell(self, event: Event) -> None:
-        if self._emit is not None:
+        if self._emit is not None and (self._watched is None or self._watched()):
             self._emit(event)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -209,7 +216,13 @@ class Interpreter:
             case "applied":
                 text = canonical.decode(verdict.result, "the verdict's result")
                 answer = ModelResponseRecorded(
-                    run.id, verdict.turn, self.calls.model.name, (TextPart(str(text)),), "stop", effect=verdict.effect
+                    run.id,
+                    verdict.turn,
+                    self.calls.model.name,
+                    (TextPart(str(text)),),
+                    "stop",
+                    tries=0,
+                    effect=verdict.effect,
                 )
                 return await self._answer(run, started.limits, answer)
             case "refused":
@@ -359,7 +372,7 @@ class Interpreter:
 
     def _warn(self, run: fold.Run, limits: AcceptedLimits) -> None:
         """Tell once that most of a limit is used. What an earlier attempt had used was told then."""
-        if self._emit is None:
+        if self._emit is None or (self._watched is not None and not self._watched()):
             return
         shares = budget.shares(run, limits, self.attempt.host.clock.now())
         reached = {name for name, share in shares.items() if budget.warned(*share)}

@@ -85,6 +85,7 @@ class ModelCalls:
 
     Args:
         emit: told the deltas of a streamed response; None: not streamed. told: told of failed tries.
+        watched: whether anybody wants the deltas of the next response; None: always.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class ModelCalls:
         *,
         emit: Callable[[int, Delta], None] | None = None,
         told: Told | None = None,
+        watched: Callable[[], bool] | None = None,
     ) -> None:
         self.model = model
         self.profile: Profile = profile_of(model)
         self._attempt = attempt
         self._emit = emit
         self._told = told
+        self._watched = watched
 
     async def ask(self, request: Request, reserve: Callable[[], Charge]) -> Answer:
         """One response, asked for again where that is allowed: with backoff, Retry-After and the tries counted.
@@ -113,7 +116,6 @@ class ModelCalls:
         attempt = self._attempt
         run, turn = attempt.run, request.turn
         emit = self._emit
-        deltas = None if emit is None else lambda delta: emit(turn, delta)
         once = run.started is not None and run.started.limits.model_calls == "once"
         started: ModelCallPrepared | None = None
         while True:
@@ -124,6 +126,8 @@ class ModelCalls:
                 started, key = await self._start(run, request, reserve)
                 request = replace(request, key=key)
             host = attempt.host
+            streamed = emit is not None and (self._watched is None or self._watched())
+            deltas = (lambda delta: emit(turn, delta)) if emit is not None and streamed else None
             try:
                 if host.store.failpoint is not None:
                     host.hit(Boundary.MODEL_CALL, "before")

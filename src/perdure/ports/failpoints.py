@@ -41,6 +41,7 @@ class Boundary(StrEnum):
     FAULT = "fault"
     REDRIVE = "redrive"
     ARCHIVE = "archive"
+    LIVE = "live"
     # not writes: around the outside world
     DISPATCH = "dispatch"
     MODEL_CALL = "model-call"

@@ -396,6 +396,24 @@ class Ledger(Protocol):
         """Until when the model is held, 0 if it never was; it may be past. One row is read."""
         ...
 
+    # -- live events --------------------------------------------------------------------------------------------------
+    # Provisional, for whoever watches from another process. Nothing depends on them; losing every one loses no work.
+    def watch_events(self, submission: str, watcher: str, until: int) -> None:
+        """``watcher``, a process, wants the live events of a submission until this instant; 0: no longer."""
+        ...
+
+    def watched_events(self, watcher: str, now: int) -> list[str]:
+        """Submissions whose live events somebody other than ``watcher`` wants now."""
+        ...
+
+    def put_events(self, submission: str, producer: str, body: bytes, now: int) -> None:
+        """Leave live events for other processes. What is older than ``LIVE_EVENTS_SECONDS`` goes with it."""
+        ...
+
+    def events_after(self, submission: str, reader: str, after: int) -> list[tuple[int, bytes]]:
+        """Live events that other processes than ``reader`` left, by number, after a number; at most ``PAGE_ROWS_MAX``."""
+        ...
+
     # -- discovery and operation --------------------------------------------------------------------------------------
     def thread(self, id: str | int) -> ThreadRow | None:
         """One thread by id or number."""

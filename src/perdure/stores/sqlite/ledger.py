@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from perdure.stores.sqlite.effects import Effects
 from perdure.stores.sqlite.lists import Lists
+from perdure.stores.sqlite.live import Live
 from perdure.stores.sqlite.models import Models
 from perdure.stores.sqlite.progress import Progress
 
 
-class SqliteLedger(Progress, Effects, Models, Lists):
+class SqliteLedger(Progress, Effects, Models, Live, Lists):
     """Implements ``ports.ledger.Ledger`` on one connection; used inside a unit of work only."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from perdure.errors import Conflict, Corrupt, Invalid, OwnershipLost
 from perdure.ports.store import Store, Transaction
-from perdure.testing.conformance import ledger_lists, ledger_models, ledger_waits
+from perdure.testing.conformance import ledger_lists, ledger_live, ledger_models, ledger_waits
 from perdure.testing.conformance.given import (
     LEASE,
     Factory,
@@ -24,7 +24,7 @@ from perdure.testing.conformance.given import (
 
 def ledger_suite(factory: Factory) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
     """Every case, named by its sentence, each on a store that ``factory`` opens for it."""
-    parts = (globals(), vars(ledger_waits), vars(ledger_lists), vars(ledger_models))
+    parts = (globals(), vars(ledger_waits), vars(ledger_lists), vars(ledger_models), vars(ledger_live))
     return suite([case for part in parts for case in cases_of(part)], factory)
 
 
