@@ -7,9 +7,14 @@ import copy
 import hashlib
 import http.client
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -378,3 +383,38 @@ def post(server: FakeModels, seen: Seen, body: dict[str, Any]) -> tuple[int, dic
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
+
+
+def test_the_server_runs_as_a_process_of_its_own_and_outlives_its_clients(tmp_path: Path) -> None:
+    journal, script = tmp_path / "journal", tmp_path / "script.json"
+    script.write_text(json.dumps([{"call": "weather", "arguments": {"city": "Oslo"}}, "Sunny.", {"fault": "hang"}]))
+    command = [sys.executable, "-m", "support.fake_models", "--journal", str(journal), "--script", str(script)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        history: list[dict[str, Any]] = []
+        for said in (
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": "b"},
+            {"role": "user", "content": "c"},
+        ):
+            history.append(said)
+            client = socket.create_connection(("127.0.0.1", port), timeout=10)
+            body = json.dumps({"model": "gpt-test", "messages": history}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            client.recv(0 if len(history) == 5 else 1)  # the last is never answered: its client just goes away
+            client.close()
+            history.append({"role": "assistant", "content": "x"})
+        while len(lines := journal_of(journal)) < 3:
+            time.sleep(0.01)
+    finally:
+        server.kill()
+        server.communicate()
+    assert [(line["turn"], line["answer"], line["question"]) for line in lines] == [
+        (1, "Call", "a"),
+        (2, "Say", "a"),
+        (3, "hang", "a"),
+    ]

@@ -119,3 +119,6 @@ class Messages(Format):
 
 
 formats = {"": Messages}
+
+# Loads, here in the thread, what the libraries would load on the event loop.
+Messages(Target("any", "any", base_url="http://127.0.0.1"), httpx2.AsyncClient(verify=False, trust_env=False))

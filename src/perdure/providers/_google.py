@@ -110,3 +110,6 @@ def _object(content: Any) -> Any:
 
 
 formats = {"": Gemini}
+
+# Loads, here in the thread, what the libraries would load on the event loop.
+Gemini(Target("any", "any", base_url="http://127.0.0.1"), httpx2.AsyncClient(verify=False, trust_env=False))
