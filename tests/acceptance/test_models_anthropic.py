@@ -30,6 +30,7 @@ from perdure.ports.provider import (
 )
 from perdure.providers.anthropic import MessagesModel
 from perdure.providers.scripted import Item, call, calls, say
+from perdure.providers.setup import setup_of
 from perdure.records.parts import CallPart, ReasoningPart, TextPart, Usage
 from perdure.testing.conformance.provider import provider_suite
 from support.fake_models import FakeModels, Status
@@ -324,6 +325,19 @@ def test_calls_and_their_results_over_many_turns(server: FakeModels) -> None:
         messages.append(ToolMessage((ToolResult(f"c-{n}", "weather", "ok"),)))
     assert response.parts == (TextPart("Done."),)
     assert len(server.requests) == 7
+
+
+def test_where_it_goes_and_what_it_costs(server: FakeModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A price is the provider's own: another server may ask for another."""
+    monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
+    assert setup_of(MessagesModel("claude-opus-5")).host == "api.anthropic.com"
+    assert profile_of(MessagesModel("claude-opus-5")).price is not None
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.address("anthropic"))
+    model = MessagesModel("claude-opus-5", api_key=Secret.env(KEY_NAME))
+    assert setup_of(model).host == f"127.0.0.1:{server.port}"
+    assert profile_of(model).price is None
+    ask(model)
+    assert len(server.requests) == 1
 
 
 def test_it_is_named_and_declares_itself() -> None:

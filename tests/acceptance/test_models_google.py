@@ -31,6 +31,7 @@ from perdure.ports.provider import (
 )
 from perdure.providers.google import GeminiModel
 from perdure.providers.scripted import Item, call, calls, say
+from perdure.providers.setup import setup_of
 from perdure.records.parts import CallPart, ReasoningPart, TextPart, Usage
 from perdure.testing.conformance.provider import provider_suite
 from support.fake_models import FakeModels, Raw, Status
@@ -335,6 +336,19 @@ def test_calls_and_their_results_over_many_turns(server: FakeModels) -> None:
 
 def test_no_bound_of_time(server: FakeModels) -> None:
     assert ask(model_at(server), timeout=None).finish == "tool_calls"
+
+
+def test_where_it_goes_and_what_it_costs(server: FakeModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A price is the provider's own: another server may ask for another."""
+    monkeypatch.delenv("GOOGLE_GEMINI_BASE_URL", raising=False)
+    assert setup_of(GeminiModel("gemini-3-pro-preview")).host == "generativelanguage.googleapis.com"
+    assert profile_of(GeminiModel("gemini-3-pro-preview")).price is not None
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.address("google"))
+    model = GeminiModel("gemini-3-pro-preview", api_key=Secret.env(KEY_NAME))
+    assert setup_of(model).host == f"127.0.0.1:{server.port}"
+    assert profile_of(model).price is None
+    ask(model)
+    assert len(server.requests) == 1
 
 
 def test_it_is_named_and_declares_itself() -> None:

@@ -60,6 +60,8 @@ class MessagesModel(RemoteModel):
     format_module = "_anthropic"
     libraries = ("httpx2", "anthropic", "pydantic_ai")
     prefix = "anthropic"
+    address_variable = "ANTHROPIC_BASE_URL"
+    address_default = "https://api.anthropic.com"
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class MessagesModel(RemoteModel):
         native = native_of(f"anthropic:{name}", output, not name.startswith(_PROMPTED))
         target = Target(f"anthropic:{name}", name, "", base_url, (("native", native),))
         super().__init__(target, api_key, settings, price, rate, _ABLE | _STRUCTURED if native else _ABLE)
-        self._official = base_url is None and "ANTHROPIC_BASE_URL" not in os.environ
+        self._official = base_url is None and self.address_variable not in os.environ
 
     def _prices_as(self) -> str:
         return self.prefix if self._official else ""

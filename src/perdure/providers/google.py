@@ -39,7 +39,7 @@ class GeminiModel(RemoteModel):
     signatures go back to the same model with the part they came with.
 
     Args:
-        name: the model as Google knows it, for example ``"gemini-3-pro"``.
+        name: the model as Google knows it, for example ``"gemini-3-pro-preview"``.
         base_url: the server; by default the environment variable ``GOOGLE_GEMINI_BASE_URL``, else Google.
         api_key: where the key comes from; read at each call and never stored or shown. None for a server without keys.
         settings: default settings, under those of the request: ``max_tokens``, ``temperature``, ``reasoning_effort``,
@@ -58,6 +58,8 @@ class GeminiModel(RemoteModel):
     format_module = "_google"
     libraries = ("httpx2", "google.genai", "pydantic_ai")
     prefix = "google"
+    address_variable = "GOOGLE_GEMINI_BASE_URL"
+    address_default = "https://generativelanguage.googleapis.com"
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class GeminiModel(RemoteModel):
         target = Target(f"google:{name}", name, "", base_url, (("native", native),))
         held = native and not name.startswith(_PROMPTED_BESIDE_TOOLS)
         super().__init__(target, api_key, settings, price, rate, _ABLE | _STRUCTURED if held else _ABLE)
-        self._official = base_url is None and "GOOGLE_GEMINI_BASE_URL" not in os.environ
+        self._official = base_url is None and self.address_variable not in os.environ
 
     def _prices_as(self) -> str:
         return self.prefix if self._official else ""
