@@ -244,6 +244,19 @@ def test_the_key_reaches_the_server_and_no_other_place(server: FakeModels, wire:
 
 
 @every_wire
+def test_a_key_is_read_at_each_call(wire: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeModels(key="new-key") as server:
+        model = model_at(server, wire)
+        monkeypatch.setenv(KEY_NAME, "old-key")
+        with pytest.raises(ModelError) as caught:
+            ask(model, stream=False)
+        assert (caught.value.dispatched, caught.value.kind) == ("yes", "model.authentication")
+        monkeypatch.setenv(KEY_NAME, "new-key")
+        assert ask(model, stream=False)[0].finish == "tool_calls"
+        assert [seen.key for seen in server.requests] == ["old-key", "new-key"]
+
+
+@every_wire
 def test_after_every_fault_the_same_model_answers(server: FakeModels, wire: Format) -> None:
     model = model_at(server, wire)
     faults = ("500", "reset", "reset unread", "cut by reset", "malformed", "429")

@@ -62,6 +62,7 @@ class Gemini(Format):
         )
         self.model = _Model(target.model, provider=GoogleProvider(client=client))
         self.system = self.model.system
+        self._name = target.name
         self.native = bool(target.option("native"))
         self._native_beside_tools = bool(self.model.profile.get("google_supports_tool_combination", False))
 
@@ -96,7 +97,7 @@ class Gemini(Format):
         details = answer.provider_details or {}
         if (reason := details.get("block_reason")) and not answer.parts:
             raise ModelError(
-                f"Model `{answer.model_name}` refuses the prompt: {reason}.", dispatched="yes", kind="model.refused"
+                f"Model `{self._name}` refuses the prompt: {reason}.", dispatched="yes", kind="model.refused"
             )
         return "" if details.get("finish_reason") else "the stream has no end"
 

@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from perdure.ports.provider import Response
-from perdure.providers.scripted import Call, Fail, Hang, Say
+from perdure.providers.scripted import Call, Calls, Fail, Hang, Say
 from support.fake_models import anthropic, chat, google, responses
-from support.fake_models.script import FAULTS, LONG_TEXT, Answer, Asked, Break, Format, Nowhere, Raw, Status
+from support.fake_models.script import FAULTS, LONG_TEXT, Answer, Asked, Break, Format, Nowhere, Odd, Raw, Status
 from support.fake_models.script import response_of as reply_of
 
 PIECE_BYTES = 1 << 16
@@ -401,7 +401,9 @@ class FakeModels:
 
     async def _half(self, seen: Seen, how: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         item = self._item(seen) if self._items is not None else Say(LONG_TEXT)
-        pieces = self._pieces(seen, reply_of(item if not isinstance(item, Status) else Say(LONG_TEXT), seen.asked))  # type: ignore[arg-type]
+        if not isinstance(item, Say | Call | Calls | Response | Odd):
+            item = Say(LONG_TEXT)
+        pieces = self._pieces(seen, reply_of(item, seen.asked))
         if not seen.asked.stream:
             if how == "error":
                 return await self._status(seen, Status(500, "server"), writer)
