@@ -231,6 +231,21 @@ def test_stored_sends_everything_where_the_history_changed(
     assert "function_call" in kinds(server.requests[1])
 
 
+def test_stored_sends_everything_where_an_answer_is_shown_otherwise(server: FakeModels) -> None:
+    """The engine renames a call whose id was used before: the provider knows it by the old name only."""
+    server.script([THOUGHTFUL, say("Sunny.")])
+    model = model_at(server, continuation="stored")
+    first = ask(model)
+    shown = tuple(
+        CallPart(part.name, part.arguments, f"new-{part.provider_id}") if isinstance(part, CallPart) else part
+        for part in first.parts
+    )
+    results = ToolMessage(tuple(ToolResult(f"new-{result.provider_id}", "weather", "ok") for result in RESULTS.results))
+    ask(model, messages=(*ASK, AssistantMessage(shown, first.model, first.continuation), results))
+    assert "previous_response_id" not in server.requests[1].body
+    assert "function_call" in kinds(server.requests[1])
+
+
 @modes
 def test_without_the_session_everything_is_sent_and_no_reasoning(server: FakeModels, continuation: Any) -> None:
     server.script([THOUGHTFUL, say("Sunny.")])
@@ -361,6 +376,30 @@ def test_a_compressed_response_is_not_read(server: FakeModels) -> None:
     failure = error(model_at(server))
     assert (failure.dispatched, failure.evidence.status) == ("unknown", 200)
     assert "compressed" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (400, "Invalid value: 'safety_identifier' must be a string.", "model"),
+        (400, "Encrypted content is not supported with this model.", "model"),
+        (400, "The encrypted content for item rs_1 could not be verified.", "model.session"),
+        (404, "Previous response with id 'resp_1' not found.", "model.session"),
+        (
+            400,
+            "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item.",
+            "model.session",
+        ),
+        (400, "This model's maximum context length is 128000 tokens.", "model.context_length"),
+        (400, "Your prompt was flagged as potentially violating our usage policy.", "model.refused"),
+        (413, "Too large.", "model.context_length"),
+        (404, "The model `gpt-7` does not exist.", "model"),
+    ],
+)
+def test_what_was_refused_is_read_from_the_words(server: FakeModels, code: int, message: str, kind: str) -> None:
+    server.play(Status(code, "invalid", message=message))
+    failure = error(model_at(server))
+    assert (failure.dispatched, failure.retryable, failure.kind) == ("yes", False, kind)
 
 
 # what is sent

@@ -23,17 +23,17 @@ _CONTEXT = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = re.compile(
-    r"content[ _-]?(policy|filter|management)|responsible ?ai|invalid_prompt|usage polic|moderation|flagged"
-    r"|cyber_policy|bio_policy|blocked by|prohibited[ _]content|safety",
+    r"content[ _-]?(policy|filter|management)|responsible ?ai|invalid_prompt|usage polic|moderation_blocked|flagged"
+    r"|(cyber|bio)_policy|prohibited[ _]content|safety (system|filter|reason|setting)",
     re.IGNORECASE,
 )
 _SESSION = re.compile(
-    r"previous_response|invalid_encrypted_content|encrypted[ _]content|reasoning.{0,40}(not found|following item)"
-    r"|item with id|thought[ _]?signature|invalid `?signature|signature.{0,40}(invalid|thinking)"
+    r"previous.?response|invalid_encrypted_content|encrypted content.{0,80}(could not|verif|decrypt|invalid|belong)"
+    r"|reasoning.{0,40}(not found|following item)|required 'reasoning' item|item with id"
+    r"|thought[ _]?signature|invalid `?signature|signature.{0,40}(invalid|thinking)"
     r"|thinking.{0,60}(cannot be modified|signature)|thinking_blocks_modified|bound to a different",
     re.IGNORECASE,
 )
-_OVERLOADED = re.compile(r"overloaded|over capacity", re.IGNORECASE)
 
 
 def of_wire(error: Exception, wire: Wire, name: str, timeout: float | None) -> ModelError:
@@ -92,7 +92,7 @@ def _told(error: Exception) -> bool:
 
 def _answered(error: Exception, status: int | None, name: str, retry_after: float | None) -> ModelError:
     """The provider said that it failed. Without an HTTP status it said so in the answer itself."""
-    said = " ".join(_words(error))
+    said = "\n".join(_words(error))  # a pattern stays within one
     inner = getattr(error, "status_code", None) if status is None else status
     kind = _kind(error, inner, said)
     where = "in the stream" if getattr(error, "in_stream", False) else f"with HTTP {status}" if status else "it says"
@@ -144,11 +144,12 @@ _KINDS: tuple[tuple[re.Pattern[str], ModelFailure], ...] = (
 
 def _words(error: Exception) -> Iterator[str]:
     """Codes, types and messages of an error."""
-    for name in ("provider_error_code", "provider_error_type", "message"):
+    inner = _inner(error)
+    own = ("provider_error_code", "provider_error_type", *(() if inner else ("message",)))  # else it repeats the body
+    for name in own:
         value = getattr(error, name, None)
         if isinstance(value, str):
             yield value[:DETAIL_CHARS_MAX]
-    inner = _inner(error)
     for name in ("code", "type", "param", "status", "message"):
         value = inner.get(name)
         if isinstance(value, str):

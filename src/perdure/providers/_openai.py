@@ -25,9 +25,9 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.ports.provider import AssistantMessage, Message, ModelError, Request
 from perdure.providers import _wire as wires
-from perdure.providers._pydantic_ai import Format, record_of, schema_text
+from perdure.providers._pydantic_ai import Format, details_of, record_of, schema_text
 from perdure.providers._target import Target
-from perdure.records.parts import ReasoningPart
+from perdure.records.parts import Part, ReasoningPart
 
 _RESPONSES_OURS = frozenset(
     {
@@ -194,29 +194,39 @@ class ResponsesFormat(_OpenAIFormat):
         assert isinstance(last, AssistantMessage)
         record = record_of(last.continuation) if self.owns(last, request, name) else {}
         identity = record.get("id")
-        same = record.get("prefix") == self._digest(request, messages[:-1])
+        same = record.get("held") == self._digest(request, messages)
         return identity if isinstance(identity, str) and same else ""
 
     def _digest(self, request: Request, messages: Sequence[Message]) -> str:
-        """What the provider was told of these messages; one that changed since means that all are sent again."""
+        """What the provider was told and said; where it changed since (a call's id, say), all is sent again."""
         asked = request.output_schema if self.native_schema(request) is None else None
         told: list[Any] = [schema_text(asked) if asked is not None else ""]
-        told.extend((type(message).__name__, message) for message in messages)
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                told.append(("said", message.parts, message.model))
+            else:
+                told.append((type(message).__name__, message))
         return hashlib.sha256(_encode(told)).hexdigest()
 
-    def continuation(self, request: Request, answer: their.ModelResponse) -> dict[str, Any]:
-        return {"prefix": self._digest(request, request.messages)} if self._mode == "stored" else {}
+    def continuation(self, request: Request, parts: tuple[Part, ...]) -> dict[str, Any]:
+        """What the provider holds from now on."""
+        if self._mode != "stored":
+            return {}
+        whole = [*request.messages, AssistantMessage(parts, self.target.name)]
+        return {"held": self._digest(request, whole)}
 
     def reasoning(self, part: ReasoningPart, detail: dict[str, Any] | None) -> list[their.ModelResponsePart]:
-        if self._mode != "stateless" or not self._encrypted:
-            return super().reasoning(part, detail) if (detail or {}).get("raw_content") else []
-        return super().reasoning(part, detail)
+        """Encrypted, or in the clear where the model gives it so; nothing where the provider keeps it or nobody does."""
+        raw = bool((detail or {}).get("raw_content"))
+        return super().reasoning(part, detail) if self._mode == "stateless" and (self._encrypted or raw) else []
 
     def assistant(self, message: AssistantMessage, request: Request, name: str) -> list[their.ModelResponsePart]:
         if self._encrypted and self.owns(message, request, name):
-            whole = {part.id for part in message.parts if isinstance(part, ReasoningPart) and part.signature}
-            for part in message.parts:
-                if isinstance(part, ReasoningPart) and part.id not in whole:
+            details = zip(message.parts, details_of(message), strict=True)
+            reasoned = [(part, detail or {}) for part, detail in details if isinstance(part, ReasoningPart)]
+            whole = {part.id for part, detail in reasoned if part.signature or detail.get("raw_content")}
+            for part, _ in reasoned:
+                if part.id not in whole:
                     raise ModelError(
                         f"Model `{name}` cannot go on statelessly: reasoning `{part.id}` was recorded without its "
                         "encrypted content.",

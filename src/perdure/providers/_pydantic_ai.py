@@ -130,7 +130,7 @@ class Format:
             case _:
                 return "other"
 
-    def continuation(self, request: Request, answer: their.ModelResponse) -> dict[str, Any]:
+    def continuation(self, request: Request, parts: tuple[Part, ...]) -> dict[str, Any]:
         """What more the same model wants back with this turn, beside ids and the details of its parts."""
         return {}
 
@@ -324,7 +324,7 @@ def response_of(
     record |= {"model": answer.model_name} if answer.model_name else {}
     record |= {"api": form.api} if form.api else {}
     record |= {"parts": details} if any(details) else {}
-    record |= form.continuation(request, answer)
+    record |= form.continuation(request, tuple(parts))
     usage = answer.usage
     return Response(
         tuple(parts),
