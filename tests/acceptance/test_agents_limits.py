@@ -165,7 +165,7 @@ async def test_a_last_answer_has_no_disposition_and_says_what_was_used_up(tmp_pa
 
 
 async def test_an_answer_that_is_there_is_taken_whatever_it_used(tmp_path: Path) -> None:
-    agent = p.Agent("a", model=Scripted([say("x" * 4_000)]), policy=p.Policy(token_budget=200, max_turns=1))
+    agent = p.Agent("a", model=Scripted([say("x" * 4_000)]), policy=p.Policy(token_budget=500, max_turns=1))
     assert (await agent.run("go")).output == "x" * 4_000
 
 

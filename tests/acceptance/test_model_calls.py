@@ -238,6 +238,20 @@ async def test_a_cost_budget_lands_softly(tmp_path: Path) -> None:
     assert result.cost < 0.004
 
 
+async def test_an_answer_is_bounded_by_what_its_budget_leaves() -> None:
+    model, seen = playing(say("here"), profile=DEAR)
+    await p.Agent("a", model=model).run("go")
+    assert "max_tokens" not in seen[-1].settings
+    await p.Agent("a", model=model, policy=p.Policy(token_budget=1_000)).run("go")
+    assert 900 < seen[-1].settings["max_tokens"] < 1_000
+    await p.Agent("a", model=model, policy=p.Policy(cost_budget="0.01")).run("go")  # 10 micro-USD a token
+    assert 900 < seen[-1].settings["max_tokens"] < 1_000
+    await p.Agent("a", model=model, policy=p.Policy(token_budget=100_000), settings={"max_tokens": 50}).run("go")
+    assert seen[-1].settings["max_tokens"] == 50
+    await p.Agent("a", model=model, policy=p.Policy(token_budget=100_000)).run("go")
+    assert seen[-1].settings["max_tokens"] == 4_096
+
+
 async def test_a_lost_call_counts_against_the_budget_until_it_is_known(tmp_path: Path) -> None:
     model, _ = playing(LOST, say("again"), profile=DEAR)
     agent = p.Agent("a", model=model, policy=p.Policy(token_budget=1_000, model_calls="once", on_exhaustion="fail"))

@@ -27,13 +27,13 @@ from perdure.engine.effects import failure_of
 from perdure.engine.inference import Answer, CallFailed, CallUnknown, ModelCalls
 from perdure.engine.intents import Op
 from perdure.errors import ApprovalSuspensionError, Invalid
-from perdure.limits import FAILURE_MESSAGE_CHARS_MAX
+from perdure.limits import FAILURE_MESSAGE_CHARS_MAX, RESERVED_OUTPUT_TOKENS
 from perdure.ports.failpoints import Boundary
 from perdure.ports.provider import Delta, Message, Model, ModelError, Request, UserMessage
 from perdure.ports.store import Transaction
 from perdure.records.codec import Record
 from perdure.records.effect import ToolCallWithdrawn
-from perdure.records.parts import NO_CHARGE, CallPart, Charge, Failure, TextPart
+from perdure.records.parts import CallPart, Charge, Failure, TextPart
 from perdure.records.run import (
     AcceptedLimits,
     ModelCallFailed,
@@ -113,6 +113,7 @@ class Interpreter:
         self._meter = Meter(toolbox.specs, self._output_schema)
         self._warned: set[str] | None = None
         self._able = False
+        self._most = RESERVED_OUTPUT_TOKENS  # tokens that the next answer may have
         self._strict = {name for name, tool in toolbox.tools.items() if tool.on_failure == "fail"}
 
     async def advance(self) -> Ended:
@@ -308,7 +309,8 @@ class Interpreter:
         number, limits = len(run.turns) + 1, started.limits
         view = self._prompt()
         messages = view.for_model()
-        final = self._exhausted(run, limits, messages)
+        final, most = self._exhausted(run, limits, messages)
+        self._most = most
         if final is not None:
             messages = [*messages, UserMessage(_LAST_ANSWER.format(limit=final.replace("_", " ")))]
         request = Request(
@@ -319,7 +321,7 @@ class Interpreter:
             tools=self.toolbox.specs,
             output_schema=self._output_schema,
             timeout=max(0.001, (started.deadline - self.attempt.host.clock.now()) / 1_000_000),
-            settings=self.definition.settings,
+            settings=self._settings(limits, most),
             tools_allowed=final is None,
         )
         self._check_needs(request)
@@ -343,32 +345,36 @@ class Interpreter:
             raise _RunFailure(Failure(error.kind, str(error))) from error
         self._able = True
 
-    def _exhausted(self, run: fold.Run, limits: AcceptedLimits, messages: list[Message]) -> budget.Limit | None:
-        """The limit that makes the next call the last, or None.
+    def _exhausted(
+        self, run: fold.Run, limits: AcceptedLimits, messages: list[Message]
+    ) -> tuple[budget.Limit | None, int]:
+        """The limit that makes the next call the last, if one does, and the most tokens that its answer may have.
 
         Raises:
-            _RunFailure: it leaves room for none.
+            _RunFailure: it leaves room for no call.
         """
-        needed = NO_CHARGE
+        wanted = self.definition.settings.get("max_tokens", self.calls.profile.max_output_tokens)
+        most = wanted if isinstance(wanted, int) else RESERVED_OUTPUT_TOKENS
+        left = None
         if limits.token_budget is not None or limits.cost_budget is not None:
-            price = self.calls.profile.price
-            needed = accounting.reserve(self._meter.prompt(messages), self._output_most or 0, price)
-        limit = budget.exhausted(run, limits, needed)
+            left = budget.room(run, limits, self._meter.prompt(messages), self.calls.profile.price)
+        limit = budget.exhausted(run, limits, left, most)
         if limit is None:
-            return None
+            return None, most if left is None else min(most, left[0])
         asked = bool(run.turns) and run.turns[-1].response.final  # there is never a second last answer
         if limits.on_exhaustion == "fail" or asked or not run.turns:
             raise _RunFailure(budget.failure(run, limits, limit))
-        return limit
+        return limit, most
 
-    @property
-    def _output_most(self) -> int | None:
-        """The most tokens of an answer, where somebody set it."""
-        most = self.definition.settings.get("max_tokens", self.calls.profile.max_output_tokens)
-        return most if isinstance(most, int) else None
+    def _settings(self, limits: AcceptedLimits, most: int) -> dict[str, Any]:
+        """The agent's settings; where there is a budget its answers are bounded by what is reserved for them."""
+        settings = self.definition.settings
+        if limits.token_budget is None and limits.cost_budget is None:
+            return settings
+        return {**settings, "max_tokens": most}
 
     def _reserve(self, view: PromptView) -> Charge:
-        return accounting.reserve(self._meter.prompt(view.messages), self._output_most, self.calls.profile.price)
+        return accounting.reserve(self._meter.prompt(view.messages), self._most, self.calls.profile.price)
 
     def _warn(self, run: fold.Run, limits: AcceptedLimits) -> None:
         """Tell once that most of a limit is used. What an earlier attempt had used was told then."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from perdure.errors import Invalid
-from perdure.limits import RATE_WINDOW_SECONDS, RESERVED_OUTPUT_TOKENS
+from perdure.limits import RATE_WINDOW_SECONDS
 from perdure.records.parts import Charge, Usage
 
 _MILLION = 1_000_000
@@ -88,18 +88,25 @@ def estimate(text_bytes: int, messages: int = 1) -> int:
     return -(-text_bytes // _BYTES_A_TOKEN) + messages * _MESSAGE_TOKENS
 
 
-def reserve(prompt_tokens: int, output_tokens: int | None, price: Price | None) -> Charge:
-    """What one call may cost at most: ``prompt_tokens`` and a full answer, each at its worst rate.
+def _worst(price: Price) -> tuple[int, int]:
+    """The dearest rate of a prompt token and of an answer token."""
+    return max(price.input, price.cache_read or 0, price.cache_write or 0), max(price.output, price.reasoning or 0)
 
-    Args:
-        output_tokens: the most tokens of the answer; None: ``RESERVED_OUTPUT_TOKENS``.
-    """
-    output = RESERVED_OUTPUT_TOKENS if output_tokens is None else output_tokens
+
+def reserve(prompt_tokens: int, output_tokens: int, price: Price | None) -> Charge:
+    """What one call may cost at most: its prompt and a full answer, each at its worst rate."""
     if price is None:
-        return Charge(prompt_tokens, output)
-    worst_in = max(price.input, price.cache_read or 0, price.cache_write or 0)
-    worst_out = max(price.output, price.reasoning or 0)
-    return Charge(prompt_tokens, output, _micro_usd(prompt_tokens * worst_in + output * worst_out), price.version)
+        return Charge(prompt_tokens, output_tokens)
+    worst_in, worst_out = _worst(price)
+    cost = _micro_usd(prompt_tokens * worst_in + output_tokens * worst_out)
+    return Charge(prompt_tokens, output_tokens, cost, price.version)
+
+
+def answer_for(micro_usd: int, prompt_tokens: int, price: Price) -> int:
+    """The most tokens of an answer that so much money pays beside the prompt, at the worst rates; may be negative."""
+    worst_in, worst_out = _worst(price)
+    left = micro_usd * _MILLION - prompt_tokens * worst_in
+    return left // worst_out if worst_out else (_MILLION if left >= 0 else -1)
 
 
 def next_turn(at: int, now: int, amount: int, a_minute: int) -> tuple[int, int]:

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perdure.limits import BUDGET_WARNING_PERCENT
-from perdure.records.parts import Charge, Failure
+from perdure.limits import ANSWER_TOKENS_MIN, BUDGET_WARNING_PERCENT
+from perdure.records.parts import Failure
 from perdure.records.run import AcceptedLimits
-from perdure.rules import fold
+from perdure.rules import accounting, fold
+from perdure.rules.accounting import Price
 
 _SPENT = "The run used {used} of its budget of {budget}; no call fits in what is left."
 
 Limit = Literal["turns", "tool_calls", "tokens", "cost"]
 
 
-def exhausted(run: fold.Run, limits: AcceptedLimits, needed: Charge) -> Limit | None:
+def room(run: fold.Run, limits: AcceptedLimits, prompt: int, price: Price | None) -> tuple[int, Limit] | None:
+    """The most tokens of an answer that the budgets leave for a prompt of so many tokens, and the limit that says so.
+
+    None: no budget bounds it. Below zero: the prompt alone does not fit.
+    """
+    found: list[tuple[int, Limit]] = []
+    if limits.token_budget is not None:
+        found.append((limits.token_budget - run.tokens - prompt, "tokens"))
+    if limits.cost_budget is not None and price is not None:
+        found.append((accounting.answer_for(limits.cost_budget - run.spent, prompt, price), "cost"))
+    return min(found, default=None)
+
+
+def exhausted(run: fold.Run, limits: AcceptedLimits, left: tuple[int, Limit] | None, most: int) -> Limit | None:
     """The limit that leaves no room for another model call, or None.
 
     Args:
-        needed: what that call needs at least; equality with what is left is enough.
+        left: what :func:`room` says. most: the most tokens the answer is wanted to have; room for
+            ``ANSWER_TOKENS_MIN`` of them is enough.
     """
     if len(run.turns) >= limits.max_turns:
         return "turns"
     if run.tool_calls > limits.max_tool_calls:
         return "tool_calls"
-    if limits.token_budget is not None and run.tokens + needed.input + needed.output > limits.token_budget:
-        return "tokens"
-    if limits.cost_budget is not None and run.spent + (needed.cost or 0) > limits.cost_budget:
-        return "cost"
+    if left is not None and left[0] < min(most, ANSWER_TOKENS_MIN):
+        return left[1]
     return None
 
 
