@@ -370,6 +370,27 @@ def test_evidence_is_what_the_server_saw(server: FakeModels, stream: bool) -> No
     assert seen.headers["accept-encoding"] == "identity"
 
 
+def test_a_call_never_sends_a_second_request(server: FakeModels) -> None:
+    """Whatever a client library tries: here the one connection is asked twice within one call."""
+    from perdure.providers import _wire as wires
+
+    async def main() -> wires.Wire:
+        wire = wires.Wire(1_000_000, {"authorization": f"Bearer {KEY}"})
+        wires.current.set(wire)
+        async with wires.client() as client:
+            body = {"model": "m", "input": "hi"}
+            headers = {"api-key": wires.PLACEHOLDER}
+            await client.post(f"{server.address('responses')}/responses", json=body, headers=headers)
+            with pytest.raises(AssertionError, match="second request"):
+                await client.post(f"{server.address('responses')}/responses", json=body)
+        return wire
+
+    wire = asyncio.run(main())
+    (seen,) = server.requests
+    assert (seen.headers["authorization"], seen.headers.get("api-key")) == (f"Bearer {KEY}", None)
+    assert wire.evidence().request == seen.digest
+
+
 def test_a_compressed_response_is_not_read(server: FakeModels) -> None:
     """Nobody asked for it, and what it unpacks to is not bounded by what is received."""
     server.play(Status(200, "invalid", {"content-encoding": "gzip"}))
