@@ -128,6 +128,8 @@ def test_a_profile_says_what_is_known() -> None:
     assert "stateless_continuation" not in stored
     local = profile_of(ChatModel("m", "http://127.0.0.1:11434/v1")).capabilities or frozenset()
     assert not {"structured_output", "prompt_caching"} & local
+    azure = [profile_of(AzureModel("m", api=api)).capabilities or frozenset() for api in ("chat", "responses")]  # type: ignore[arg-type]
+    assert [{"images", "files"} & able for able in azure] == [{"images"}, {"images", "files"}]
 
 
 def test_what_a_model_lacks_is_refused_by_name() -> None:

@@ -53,9 +53,10 @@ def of_wire(error: Exception, wire: Wire, name: str, timeout: float | None) -> M
             evidence=wire.evidence(),
         )
     faulty = isinstance(cause, (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError))
-    reachable = isinstance(cause, (httpx2.TransportError, TimeoutError)) and not faulty
+    transport = isinstance(cause, (httpx2.TransportError, TimeoutError))
+    reachable = transport and not faulty
     return ModelError(
-        _sentence(f"Model `{name}` was not reached: {what}"),
+        _sentence(f"Model `{name}` was not {'reached' if transport else 'called'}: {what}"),
         dispatched="no",
         retryable=reachable,
         kind="model" if reachable else "model.setup",

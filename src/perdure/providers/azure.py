@@ -86,6 +86,7 @@ class AzureModel(RemoteModel):
         match api:
             case "chat":
                 options, able = chat_options(name, output, official=True)
+                able -= {"files"}  # its Chat Completions takes images only
             case "responses":
                 options, able = responses_options(name, continuation, encrypted_reasoning, output)
             case _:
