@@ -376,3 +376,15 @@ print(GeminiModel("gemini").name, sorted({"pydantic_ai", "google", "httpx2", "py
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "google:gemini []"
+
+
+def test_nothing_but_the_provider_fetches_an_address(server: FakeModels) -> None:
+    """The library would download it on its own, outside every bound and trace."""
+    elsewhere = UserMessage("What is it?", (FileContent("image/png", url="http://127.0.0.1:1/picture.png"),))
+    with pytest.raises(ModelError, match="cannot fetch") as refused:
+        ask(model_at(server), [elsewhere])
+    assert (refused.value.dispatched, refused.value.kind) == ("no", "model.setup")
+    assert server.requests == []
+    uploaded = "https://generativelanguage.googleapis.com/v1beta/files/abc"
+    server.play(say("A cat."))
+    assert ask(model_at(server), [UserMessage("And this?", (FileContent("image/png", url=uploaded),))]).parts

@@ -37,6 +37,9 @@ class _Model(GoogleModel):
         return contents, config
 
 
+_UPLOADED = "https://generativelanguage.googleapis.com/v1beta/files"
+
+
 class Gemini(Format):
     """Gemini, by generateContent and streamGenerateContent."""
 
@@ -45,7 +48,10 @@ class Gemini(Format):
     ) - _NOT_OFFERED
     effort_setting: ClassVar[str] = "thinking"
     details_kept: ClassVar[frozenset[str]] = frozenset({"thought_signature"})
-    urls: ClassVar[frozenset[str]] = frozenset({"image", "audio", "video", "document"})
+
+    def fetches(self, kind: str, url: str) -> bool:
+        """Gemini fetches what was uploaded to it, and nothing else."""
+        return url.startswith(_UPLOADED)
 
     def __init__(self, target: Target, http: httpx2.AsyncClient) -> None:
         client = genai.Client(

@@ -204,12 +204,16 @@ class Format:
             )
         ]
 
+    def fetches(self, kind: str, url: str) -> bool:
+        """Whether the provider itself fetches a file of a kind by this address; the library must not do it instead."""
+        return kind in self.urls
+
     def _file(self, file: FileContent, name: str) -> their.UserContent:
         kind = file.media_type.partition("/")[0]
         kind = kind if kind in _URLS else "document"
         if not file.url:
             return their.BinaryContent(file.data, media_type=file.media_type)
-        if kind not in self.urls:
+        if not self.fetches(kind, file.url):
             raise ModelError(
                 f"Model `{name}` cannot fetch a file of type `{file.media_type}` by its address.",
                 dispatched="no",
