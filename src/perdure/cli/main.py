@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo:demo", "See a worker killed in the middle of a side effect, and what happens next."),
     "effects": ("effects:effects", "List effects, show one, reconcile unknown ones."),
     "inspect": ("runs:inspect", "Show a run: its turns, calls and settlement."),
+    "models": ("models:models", "List the names of models, check whether one can be used."),
     "obligations": ("hosts:obligations", "List what is owed and what it waits for."),
     "recover": ("hosts:recover", "Recover abandoned threads now."),
     "redrive": ("hosts:redrive", "Try a stuck submission again."),
