@@ -57,6 +57,7 @@ SIBLING_GRACE_SECONDS_MAX = 5.0  # started `once` siblings of a failing call may
 DRAIN_SECONDS_MAX = 30.0
 STOP_SECONDS_MAX = 10.0  # for calls in flight to obey their cancellation when a worker stops
 MODEL_TRIES_MAX = 4
+MODEL_CALL_SECONDS_MAX = 600.0  # of one try; a stream that stalls is given up by then
 MODEL_BACKOFF_SECONDS_MIN = 0.2
 MODEL_BACKOFF_SECONDS_MAX = 20.0
 MODEL_FAILURES_MAX = 64  # tries of one run's model calls, over all its turns and attempts, that gave no response

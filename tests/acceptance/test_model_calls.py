@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from perdure.ports.provider import ModelError, Profile, Request
 from perdure.providers.scripted import Scripted, call, fail, say
 from perdure.records.parts import Evidence
 from perdure.rules.accounting import Price, Rate
-from support.place import Place
+from support.place import Place, until
 
 pytestmark = pytest.mark.anyio
 
@@ -114,10 +113,8 @@ async def test_a_lost_session_is_asked_again_with_the_whole_history(tmp_path: Pa
 async def unknown(app: p.App, agent: p.Agent) -> tuple[p.Receipt, Any]:
     """Submit, and wait until its model call is of unknown outcome."""
     receipt = await app.submit(agent, "go", thread="t")
-    async with asyncio.timeout(20):
-        while not (found := await app.effects(status="unknown")):
-            await asyncio.sleep(0.01)
-    return receipt, found[0]
+    await until(lambda: app.effects(status="unknown"), "the unknown")
+    return receipt, (await app.effects(status="unknown"))[0]
 
 
 async def test_a_once_call_that_was_lost_is_not_made_again_by_itself(tmp_path: Path) -> None:
@@ -191,9 +188,7 @@ async def test_a_cancelled_once_call_stays_unknown_and_listed(tmp_path: Path) ->
     agent = p.Agent("a", model=model, policy=ONCE)
     async with Place(tmp_path).app(agent) as app:
         receipt = await app.submit(agent, "go", thread="t")
-        async with asyncio.timeout(20):
-            while not seen:
-                await asyncio.sleep(0.01)
+        await until(lambda: seen, "the call")
         await app.cancel(receipt, by="ann", reason="enough")
         assert (await app.settlement(receipt, timeout=20)).status == "cancelled"
         assert [effect.kind for effect in await app.effects(status="unknown")] == ["model"]
@@ -265,10 +260,9 @@ async def test_a_lost_call_counts_against_the_budget_until_it_is_known(tmp_path:
     agent = p.Agent("b", model=model, policy=p.Policy(token_budget=1_000, model_calls="once", on_exhaustion="fail"))
     async with Place(tmp_path).app(agent) as app:
         receipt = await app.submit(agent, "go", thread="u")
-        async with asyncio.timeout(20):
-            while not (found := [e for e in await app.effects(status="unknown") if e.run == receipt.run]):
-                await asyncio.sleep(0.01)
-        await app.reconcile(found[0].id, p.NotApplied(), by="ann", reason="their log has no such request")
+        await until(lambda: app.effects(run=receipt.run, status="unknown"), "the unknown")
+        [lost] = await app.effects(run=receipt.run, status="unknown")
+        await app.reconcile(lost.id, p.NotApplied(), by="ann", reason="their log has no such request")
         assert (await app.settlement(receipt, timeout=20)).status == "completed"
 
 
@@ -332,9 +326,7 @@ async def test_retry_after_holds_back_every_run_of_the_model(tmp_path: Path) -> 
     agent = p.Agent("a", model=model)
     async with Place(tmp_path).app(agent) as app:
         first = await app.submit(agent, "go")
-        async with asyncio.timeout(20):
-            while not seen:
-                await asyncio.sleep(0.001)
+        await until(lambda: seen, "the call")
         began = time.monotonic()
         assert await app.output(await app.submit(agent, "go"), timeout=20) == "here"
         assert time.monotonic() - began > 0.3

@@ -65,7 +65,8 @@ def test_policy_defaults_are_finite() -> None:
     policy = Policy()
     assert policy.values() == {
         "max_turns": 16, "max_tool_calls": 64, "max_duration": None, "concurrency": 4, "token_budget": None,
-        "cost_budget": None, "model_calls": "repeat", "on_exhaustion": "final-answer", "repeated_failure_limit": 3, "output_retries": 2, "tool_result_bytes": 51_200,
+        "cost_budget": None, "model_calls": "repeat", "on_exhaustion": "final-answer",
+        "repeated_failure_limit": 3, "output_retries": 2, "tool_result_bytes": 51_200,
     }  # fmt: skip
     assert policy.duration_seconds(waiting=False) == 30 * 60
     assert policy.duration_seconds(waiting=True) == 7 * 24 * 3600

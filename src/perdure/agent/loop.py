@@ -27,7 +27,7 @@ from perdure.engine.effects import failure_of
 from perdure.engine.inference import Answer, CallFailed, CallUnknown, ModelCalls
 from perdure.engine.intents import Op
 from perdure.errors import ApprovalSuspensionError, Invalid
-from perdure.limits import FAILURE_MESSAGE_CHARS_MAX, RESERVED_OUTPUT_TOKENS
+from perdure.limits import FAILURE_MESSAGE_CHARS_MAX, MODEL_CALL_SECONDS_MAX, RESERVED_OUTPUT_TOKENS
 from perdure.ports.failpoints import Boundary
 from perdure.ports.provider import Delta, Message, Model, ModelError, Request, UserMessage
 from perdure.ports.store import Transaction
@@ -320,7 +320,7 @@ class Interpreter:
             messages=messages,
             tools=self.toolbox.specs,
             output_schema=self._output_schema,
-            timeout=max(0.001, (started.deadline - self.attempt.host.clock.now()) / 1_000_000),
+            timeout=min(MODEL_CALL_SECONDS_MAX, max(0.001, (started.deadline - self._now()) / 1_000_000)),
             settings=self._settings(limits, most),
             tools_allowed=final is None,
         )
@@ -334,6 +334,9 @@ class Interpreter:
         if answer is None and not run.turns[-1].open:
             view.extend(run.turns[-1])
         return answer, answered.ops
+
+    def _now(self) -> int:
+        return self.attempt.host.clock.now()
 
     def _check_needs(self, request: Request) -> None:
         """Fail before anything is sent that the model declares it cannot take. Files come with inputs: once is enough."""
@@ -580,6 +583,8 @@ class Interpreter:
         """
         text = "".join(part.text for part in answer.parts if isinstance(part, TextPart))
         codec = self.definition.output_codec
+        if codec.is_text and not text.strip():
+            raise Invalid("The answer is empty.")
         try:
             value = codec.decode(canonical.encode(text, "output") if codec.is_text else _json_text(text), "output")
             raw = codec.encode(value, "output")
