@@ -12,8 +12,6 @@ import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from perdure.ports.provider import (
     AssistantMessage,
     Delta,
@@ -29,7 +27,7 @@ from perdure.ports.provider import (
     UserMessage,
 )
 from perdure.providers.scripted import Item, call, calls, fail, hang, say
-from perdure.records.parts import NO_EVIDENCE, CallPart, TextPart, Usage
+from perdure.records.parts import CallPart, TextPart, Usage
 
 MakeModel = Callable[[Sequence[Item]], Model]
 Case = Callable[[MakeModel], Awaitable[None]]
