@@ -5,6 +5,7 @@ Loaded by the first call of such a model, in a thread.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
@@ -98,18 +99,60 @@ class _OpenAIFormat(Format):
         return strict_fits(schema)
 
 
+def as_built(create: Callable[..., Any], *fields: str) -> Callable[..., Any]:
+    """A call of the client that sends these lists as they were built.
+
+    The client would copy them field by field after its own type hints, on the event loop, for milliseconds a message;
+    pydantic-ai has given them the names of the wire already.
+    """
+
+    async def lean(**given: Any) -> Any:
+        body = {name: given[name] for name in fields if isinstance(given.get(name), list)}
+        return await create(
+            **{**given, **{name: [] for name in body}, "extra_body": {**(given.get("extra_body") or {}), **body}}
+        )
+
+    return lean
+
+
+class _Lean:
+    """A client that is so with each copy that the library makes of it."""
+
+    @functools.cached_property
+    def responses(self) -> Any:
+        """See ``openai.AsyncOpenAI.responses``."""
+        resource = cast(Any, super()).responses
+        resource.create = as_built(resource.create, "input", "tools")
+        return resource
+
+    @functools.cached_property
+    def chat(self) -> Any:
+        """See ``openai.AsyncOpenAI.chat``."""
+        resource = cast(Any, super()).chat
+        resource.completions.create = as_built(resource.completions.create, "messages", "tools")
+        return resource
+
+
+class _OpenAI(_Lean, openai.AsyncOpenAI):
+    pass
+
+
+class _Azure(_Lean, openai.AsyncAzureOpenAI):
+    pass
+
+
 def _client(target: Target, http: httpx2.AsyncClient) -> openai.AsyncOpenAI:
     version = target.option("api_version")
     if version:
         assert target.base_url is not None
-        return openai.AsyncAzureOpenAI(
+        return _Azure(
             api_key=wires.PLACEHOLDER,
             azure_endpoint=target.base_url,
             api_version=version,
             max_retries=0,
             http_client=http,
         )
-    return openai.AsyncOpenAI(
+    return _OpenAI(
         api_key=wires.PLACEHOLDER, base_url=target.base_url, max_retries=0, http_client=http, websocket_base_url=None
     )
 
