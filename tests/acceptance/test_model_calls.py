@@ -94,16 +94,16 @@ async def test_what_is_not_retryable_is_asked_once(tmp_path: Path) -> None:
 
 
 async def test_a_lost_session_is_asked_again_with_the_whole_history(tmp_path: Path) -> None:
-    expired = fail(ModelError("No such response.", dispatched="yes", kind="model.session"))
+    expired = fail(ModelError("No such response.", dispatched="yes", kind="model.continuation"))
     model, seen = playing(expired, say("here"))
     agent = p.Agent("a", model=model)
     async with Place(tmp_path).app(agent) as app:
         assert await app.output(await app.submit(agent, "go", thread="t"), timeout=20) == "here"
-        assert [request.continue_session for request in seen] == [True, False]
+        assert [request.use_continuation for request in seen] == [True, False]
     model, seen = playing(expired)
     with pytest.raises(p.RunFailed) as failed:
         await p.Agent("a", model=model).run("go")
-    assert failed.value.kind == "model.session"
+    assert failed.value.kind == "model.continuation"
     assert len(seen) == 2
 
 

@@ -169,7 +169,7 @@ def test_where_thinking_must_lead_a_turn_and_did_not_it_is_left_out(server: Fake
     server.script([THOUGHTFUL, say("Sunny.")])
     model = model_at(server, "claude-3", settings={"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}})
     history = after(ask(model), RESULTS, **fields)
-    assert ask(model, history, continue_session=bool(fields)).parts == (TextPart("Sunny."),)
+    assert ask(model, history, use_continuation=bool(fields)).parts == (TextPart("Sunny."),)
     assert ["thinking" in seen.body for seen in server.requests] == [True, False]
 
 
@@ -200,8 +200,8 @@ def test_thinking_that_the_provider_no_longer_accepts(server: FakeModels, stream
     history = after(ask(model), RESULTS)
     with pytest.raises(ModelError) as caught:
         ask(model, history, stream=stream)
-    assert (caught.value.kind, caught.value.dispatched, caught.value.retryable) == ("model.session", "yes", False)
-    assert ask(model, history, stream=stream, continue_session=False).parts == (TextPart("Sunny."),)
+    assert (caught.value.kind, caught.value.dispatched, caught.value.retryable) == ("model.continuation", "yes", False)
+    assert ask(model, history, stream=stream, use_continuation=False).parts == (TextPart("Sunny."),)
     said = server.requests[2].body["messages"][1]["content"]
     assert [block["type"] for block in said] == ["text", "tool_use", "tool_use"]
     assert len(server.requests) == 3
@@ -221,7 +221,7 @@ def test_the_library_sends_no_second_request(server: FakeModels, name: str) -> N
     history = after(ask(model), RESULTS)
     with pytest.raises(ModelError) as caught:
         ask(model, history)
-    assert (caught.value.kind, caught.value.dispatched) == ("model.session", "yes")
+    assert (caught.value.kind, caught.value.dispatched) == ("model.continuation", "yes")
     assert "bound to a different conversation" in str(caught.value)
     assert len(server.requests) == 2
 

@@ -96,7 +96,7 @@ TOLD: dict[str, Told] = {
     "529": Told("yes", True),
     "context": Told("yes", False, "model.context_length"),
     "prompt refused": Told("yes", False, "model.refused"),
-    "session": Told("yes", False, "model.session"),
+    "session": Told("yes", False, "model.continuation"),
     "reset unread": Told("unknown", True, reached=0),
     "reset": UNKNOWN,
     "closed": UNKNOWN,

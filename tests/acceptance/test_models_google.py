@@ -162,8 +162,8 @@ def test_a_signature_that_the_provider_no_longer_accepts(server: FakeModels, str
     history = after(ask(model), RESULTS)
     with pytest.raises(ModelError) as caught:
         ask(model, history, stream=stream)
-    assert (caught.value.kind, caught.value.dispatched, caught.value.retryable) == ("model.session", "yes", False)
-    assert ask(model, history, stream=stream, continue_session=False).parts == (TextPart("Sunny."),)
+    assert (caught.value.kind, caught.value.dispatched, caught.value.retryable) == ("model.continuation", "yes", False)
+    assert ask(model, history, stream=stream, use_continuation=False).parts == (TextPart("Sunny."),)
     parts = server.requests[2].body["contents"][1]["parts"]
     assert [part.get("thought") for part in parts] == [None, None, None]
     assert not any(str(part.get("thoughtSignature", "")).startswith("RS1n") for part in parts)

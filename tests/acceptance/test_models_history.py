@@ -131,7 +131,7 @@ async def test_a_session_the_server_forgot_is_replaced_by_the_history(server: Fa
         assert await app.output(await app.submit(AGENT, "On.", thread="t"), timeout=30) == "Three."
         assert await app.verify()
     [refused] = [record for record in place.records("t") if isinstance(record, ModelCallFailed)]
-    assert (refused.dispatched, refused.failure.kind) == ("yes", "model.session")
+    assert (refused.dispatched, refused.failure.kind) == ("yes", "model.continuation")
     assert "previous_response_id" not in server.requests[-1].body
     assert len(server.requests[-1].body["input"]) > 3
 

@@ -186,10 +186,10 @@ def test_reasoning_without_its_encrypted_content_is_refused_before_dispatch(serv
     first = ask(model_at(server, continuation="none"))
     lost = AssistantMessage((ReasoningPart("Oslo.", "rs_1"), *first.parts[2:]), first.model, first.continuation)
     failure = error(model_at(server), messages=(*ASK, lost, RESULTS))
-    assert (failure.dispatched, failure.kind, failure.retryable) == ("no", "model.session", False)
+    assert (failure.dispatched, failure.kind, failure.retryable) == ("no", "model.continuation", False)
     assert 'continuation="stored"' in str(failure)
     assert len(server.requests) == 1
-    again = ask(model_at(server), messages=(*ASK, lost, RESULTS), continue_session=False)
+    again = ask(model_at(server), messages=(*ASK, lost, RESULTS), use_continuation=False)
     assert again.parts == (TextPart("Sunny."),)
 
 
@@ -251,7 +251,7 @@ def test_without_the_session_everything_is_sent_and_no_reasoning(server: FakeMod
     server.script([THOUGHTFUL, say("Sunny.")])
     model = model_at(server, continuation=continuation)
     history = (*ASK, said(ask(model)), RESULTS)
-    again = ask(model, messages=history, continue_session=False)
+    again = ask(model, messages=history, use_continuation=False)
     assert again.parts == (TextPart("Sunny."),)
     assert "previous_response_id" not in server.requests[1].body
     assert "reasoning" not in kinds(server.requests[1])
@@ -264,8 +264,8 @@ def test_an_expired_session_is_told_and_the_whole_history_goes_on(server: FakeMo
     history = (*ASK, said(ask(model)), RESULTS)
     server.expire()
     failure = error(model, messages=history)
-    assert (failure.dispatched, failure.kind, failure.retryable) == ("yes", "model.session", False)
-    assert ask(model, messages=history, continue_session=False).parts == (TextPart("Sunny."),)
+    assert (failure.dispatched, failure.kind, failure.retryable) == ("yes", "model.continuation", False)
+    assert ask(model, messages=history, use_continuation=False).parts == (TextPart("Sunny."),)
 
 
 def test_encrypted_content_that_the_provider_does_not_know_is_a_lost_session(server: FakeModels) -> None:
@@ -275,7 +275,7 @@ def test_encrypted_content_that_the_provider_does_not_know_is_a_lost_session(ser
         ReasoningPart(part.text, part.id, "forged") if isinstance(part, ReasoningPart) else part for part in first.parts
     )
     failure = error(model_at(server), messages=(*ASK, AssistantMessage(forged, first.model), RESULTS))
-    assert (failure.dispatched, failure.kind) == ("yes", "model.session")
+    assert (failure.dispatched, failure.kind) == ("yes", "model.continuation")
 
 
 def test_a_model_that_does_not_reason_is_asked_for_no_reasoning(server: FakeModels) -> None:
@@ -404,12 +404,12 @@ def test_a_compressed_response_is_not_read(server: FakeModels) -> None:
     [
         (400, "Invalid value: 'safety_identifier' must be a string.", "model"),
         (400, "Encrypted content is not supported with this model.", "model"),
-        (400, "The encrypted content for item rs_1 could not be verified.", "model.session"),
-        (404, "Previous response with id 'resp_1' not found.", "model.session"),
+        (400, "The encrypted content for item rs_1 could not be verified.", "model.continuation"),
+        (404, "Previous response with id 'resp_1' not found.", "model.continuation"),
         (
             400,
             "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item.",
-            "model.session",
+            "model.continuation",
         ),
         (400, "This model's maximum context length is 128000 tokens.", "model.context_length"),
         (400, "Your prompt was flagged as potentially violating our usage policy.", "model.refused"),

@@ -297,7 +297,7 @@ def model_calls() -> list[tuple[int, list[codec.Record]]]:
         "run_h", 1, 1, MODEL, "unknown", Failure("model", "The connection was lost."), Evidence("c" * 64), RESERVED
     )  # fmt: skip
     stale = replace(
-        unsure, attempt=2, dispatched="no", failure=Failure("model.session", "No such response."), charged=NO_CHARGE
+        unsure, attempt=2, dispatched="no", failure=Failure("model.continuation", "No such response."), charged=NO_CHARGE
     )  # fmt: skip
     stopped = replace(unsure, attempt=3, failure=Failure("cancelled", "The call was interrupted."))
     return [

@@ -332,10 +332,10 @@ def test_costs_are_of_responses_that_had_a_price() -> None:
 
 
 def test_a_session_that_was_lost_is_remembered_until_the_next_response() -> None:
-    lost = edit(MODEL_FAILED, failure=Failure("model.session", "expired"))
-    assert the_run(*BEGUN, lost).session_lost
-    assert the_run(*BEGUN, lost, edit(MODEL_FAILED, attempt=2)).session_lost
-    assert not the_run(*BEGUN, lost, RESPONSE).session_lost
+    lost = edit(MODEL_FAILED, failure=Failure("model.continuation", "expired"))
+    assert the_run(*BEGUN, lost).continuation_lost
+    assert the_run(*BEGUN, lost, edit(MODEL_FAILED, attempt=2)).continuation_lost
+    assert not the_run(*BEGUN, lost, RESPONSE).continuation_lost
 
 
 def test_a_cancel_reaches_its_run_before_and_after_the_input() -> None:

@@ -119,8 +119,8 @@ class ModelCalls:
         once = run.started is not None and run.started.limits.model_calls == "once"
         started: ModelCallPrepared | None = None
         while True:
-            if run.session_lost:
-                request = replace(request, continue_session=False)
+            if run.continuation_lost:
+                request = replace(request, use_continuation=False)
             reserved = await self._wait_for_turn(run, turn, reserve)
             if once:
                 started, key = await self._start(run, request, reserve)
@@ -282,7 +282,7 @@ class ModelCalls:
 
     def _delay(self, run: fold.Run, error: ModelError) -> float | None:
         """Seconds until the next try; None when there is none."""
-        if error.kind == "model.session" and not run.session_lost and error.dispatched != "unknown":
+        if error.kind == "model.continuation" and not run.continuation_lost and error.dispatched != "unknown":
             return 0.0  # a definite refusal of what a continuation names: the same turn with the whole history
         if not error.retryable or run.turn_failures + 1 >= MODEL_TRIES_MAX:
             return None

@@ -102,7 +102,7 @@ class Request(msgspec.Struct, frozen=True):
             speaks of them.
         key: stable idempotency key of a ``once`` call, the same in every try of it; empty for one that may be repeated.
             For endpoints that de-duplicate.
-        continue_session: False: do not use what ``continuation`` names at the provider, send the whole history.
+        use_continuation: False: do not use what ``continuation`` names at the provider, send the whole history.
     """
 
     agent: str
@@ -115,7 +115,7 @@ class Request(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     tools_allowed: bool = True
     key: str = ""
-    continue_session: bool = True
+    use_continuation: bool = True
 
 
 Finish = Literal["stop", "tool_calls", "length", "refusal", "other"]
@@ -153,11 +153,11 @@ ModelFailure = Literal[
     "model.context_length",
     "model.rate_limit",
     "model.refused",
-    "model.session",
+    "model.continuation",
     "model.setup",
 ]
 """Why a call failed: the key is not accepted; the prompt is too long; too many calls; the provider refuses the content;
-it does not know the session or reasoning a continuation names; it cannot be made as it is configured; anything else."""
+it does not know what a continuation names; it cannot be made as it is configured; anything else."""
 
 
 class ModelError(Error):
@@ -168,8 +168,8 @@ class ModelError(Error):
             ``"unknown"`` it was sent and nobody can say.
         retryable: whether the same request may succeed later.
         retry_after: seconds the provider asked to wait, or None.
-        kind: what failed; becomes the kind of the recorded failure. After ``model.session`` the engine sends the same
-            turn once more with ``Request.continue_session`` False.
+        kind: what failed; becomes the kind of the recorded failure. After ``model.continuation`` the engine sends the same
+            turn once more with ``Request.use_continuation`` False.
         evidence: what the wire showed.
     """
 

@@ -97,7 +97,7 @@ def _answered(error: Exception, status: int | None, name: str, retry_after: floa
     inner = getattr(error, "status_code", None) if status is None else status
     kind = _kind(error, inner, said)
     where = "in the stream" if getattr(error, "in_stream", False) else f"with HTTP {status}" if status else "it says"
-    hopeless = kind in ("model.context_length", "model.refused", "model.session", "model.authentication")
+    hopeless = kind in ("model.context_length", "model.refused", "model.continuation", "model.authentication")
     hopeless |= isinstance(error, their.ModelQuotaExceededError)
     if status is None:
         rejected = isinstance(error, their.ModelRequestRejectedError) or (inner or 500) in range(400, 409)
@@ -138,7 +138,7 @@ def _kind(error: Exception, status: int | None, said: str) -> ModelFailure:
 
 _KINDS: tuple[tuple[re.Pattern[str], ModelFailure], ...] = (
     (_CONTEXT, "model.context_length"),
-    (_SESSION, "model.session"),
+    (_SESSION, "model.continuation"),
     (_REFUSED, "model.refused"),
 )
 

@@ -223,7 +223,7 @@ class ResponsesFormat(_OpenAIFormat):
         return given
 
     def messages(self, request: Request, name: str) -> tuple[list[their.ModelMessage], dict[str, Any]]:
-        if self._mode == "stored" and request.continue_session:
+        if self._mode == "stored" and request.use_continuation:
             at = max((n for n, said in enumerate(request.messages) if isinstance(said, AssistantMessage)), default=-1)
             if at >= 0 and (held := self._held(request, request.messages[: at + 1], name)):
                 new = [made for said in request.messages[at + 1 :] for made in self.message(said, request, name)]
@@ -274,8 +274,8 @@ class ResponsesFormat(_OpenAIFormat):
                         f"Model `{name}` cannot go on statelessly: reasoning `{part.id}` was recorded without its "
                         "encrypted content.",
                         dispatched="no",
-                        kind="model.session",
-                        help="Send the turn without it (continue_session=False), or use "
+                        kind="model.continuation",
+                        help="Send the turn without it (use_continuation=False), or use "
                         'ResponsesModel(..., continuation="stored") or continuation="none".',
                     )
         return super().assistant(message, request, name)

@@ -168,7 +168,7 @@ class Format:
                 return [their.ModelResponse(made, provider_name=self.system)] if made else []
 
     def assistant(self, message: AssistantMessage, request: Request, name: str) -> list[their.ModelResponsePart]:
-        """Reasoning and details go back only to the model they came from, and only where the session goes on."""
+        """Reasoning and details go back only to the model they came from, and only where its continuation is used."""
         own = self.owns(message, request, name)
         details = details_of(message) if own else [None] * len(message.parts)
         parts: list[their.ModelResponsePart] = []
@@ -190,7 +190,7 @@ class Format:
     def owns(self, message: AssistantMessage, request: Request, name: str) -> bool:
         """Whether what the provider attached to an answer goes back with it."""
         came_by = record_of(message.continuation).get("api", self.api)
-        return message.model == name and request.continue_session and came_by == self.api
+        return message.model == name and request.use_continuation and came_by == self.api
 
     def reasoning(self, part: ReasoningPart, detail: dict[str, Any] | None) -> list[their.ModelResponsePart]:
         """Reasoning of this very model, as it wants it back."""

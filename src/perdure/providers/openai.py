@@ -89,12 +89,12 @@ class ResponsesModel(RemoteModel):
 
     - ``"stateless"``: nothing is stored at the provider; reasoning comes back encrypted, is recorded with the turn, and
       is given back with the whole conversation. Reasoning that was recorded without its encrypted content is refused
-      before anything is sent (kind ``model.session``).
+      before anything is sent (kind ``model.continuation``).
     - ``"stored"``: the provider stores each response; the next call names the last one and sends only what is new. The
       whole conversation is sent when the last answer is another model's, or when what came before it has changed.
     - ``"none"``: nothing is stored, and reasoning is left behind.
 
-    With ``Request.continue_session`` False, each of them sends the whole conversation without reasoning.
+    With ``Request.use_continuation`` False, each of them sends the whole conversation without reasoning.
 
     Args:
         name: the model as the server knows it, for example ``"gpt-5.6"``.

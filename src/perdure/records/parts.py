@@ -92,7 +92,7 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
     ``model``, ``output``, ``result`` (it took effect; what it returned cannot be stored), ``input``, ``policy.turns``,
     ``policy.tool_calls``, ``policy.duration``, ``policy.tokens``, ``policy.cost``, ``policy.model_tries``,
     ``policy.repeated_failures``; a model's failure is ``model`` or one of ``model.authentication``,
-    ``model.context_length``, ``model.rate_limit``, ``model.refused``, ``model.session``, ``model.setup``.
+    ``model.context_length``, ``model.rate_limit``, ``model.refused``, ``model.continuation``, ``model.setup``.
     """
 
     kind: str

@@ -107,7 +107,7 @@ class Run(msgspec.Struct):
     model_failures: int = 0  # tries that gave no response
     turn_tries: int = 0  # of the turn that comes next, whatever became of them
     turn_failures: int = 0  # those of them that gave no response though nobody interrupted them
-    session_lost: bool = False  # the provider refused what a continuation named; newer responses have their own
+    continuation_lost: bool = False  # the provider refused what a continuation named; newer responses have their own
     model_prepared: run.ModelCallPrepared | None = None  # a `once` model call that has no outcome yet
     model_unknown: run.ModelCallUnknown | None = None
     model_verdict: run.ModelCallResolved | None = None  # on the newest unknown, until a response follows
@@ -228,7 +228,7 @@ def _model_failed(state: Thread, record: run.ModelCallFailed) -> None:
     if record.failure.kind != "cancelled":
         owner.model_failures += 1
         owner.turn_failures += 1
-    owner.session_lost = owner.session_lost or record.failure.kind == "model.session"
+    owner.continuation_lost = owner.continuation_lost or record.failure.kind == "model.continuation"
     _charge(owner, record.charged)
 
 
@@ -274,7 +274,7 @@ def _response(state: Thread, record: run.ModelResponseRecorded) -> None:
     owner.model_tries += record.tries
     owner.model_prepared = owner.model_verdict = None
     owner.turn_tries = owner.turn_failures = 0
-    owner.session_lost = False
+    owner.continuation_lost = False
     _charge(owner, record.charged)
     if record.cost is not None:
         owner.cost += record.cost
