@@ -11,7 +11,7 @@ SWEEP ?= $(wildcard tests/crash tests/simulation tests/properties)
 ARGS ?=
 
 .DEFAULT_GOAL = help
-.PHONY: bench chaos check clean demo docs help lock sweep test
+.PHONY: bench chaos check clean demo docs help live lock sweep test
 
 bench: $(VENV)/dev  ## measure speed, beside the raw commit rate of this disk
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -38,6 +38,9 @@ docs: $(VENV)/run  ## write docs/reference/ from the docstrings and the command 
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z]+):[^#]*## */\1\t/' | expand -t 10
+
+live: $(VENV)/dev  ## run a small agent on a real model server, if one answers; says so if none does
+	$(BIN)/python examples/live_model.py $(ARGS)
 
 lock:  ## pin what pyproject.toml asks for; ARGS=--upgrade takes the newest
 	test -x $(VENV)-lock/bin/uv || "$(PYTHON)" -m venv $(VENV)-lock

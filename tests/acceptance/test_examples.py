@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from perdure.providers.scripted import call, say
 from support.fake_llm import FakeLLM, Reply
+from support.fake_models import FakeModels
 from support.pages import blocks, matches, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +51,10 @@ PRINTED = {
         read back: 7 left
         verified: True
     """,
+    "live_model.py": """
+        skipped: no model server answers here. Start one, for example `ollama serve` with a small model, or set
+        PERDURE_LIVE_BASE_URL and PERDURE_LIVE_MODEL to one that speaks OpenAI's Chat Completions.
+    """,
     "openai_compatible.py": """
         skipped: set EXAMPLE_BASE_URL or OPENAI_API_KEY to run this with a real model
     """,
@@ -70,7 +76,8 @@ PRINTED = {
 
 def run(name: str, **environment: str) -> str:
     """What an example prints; it must end well and say nothing on stderr."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "EXAMPLE_"))}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "EXAMPLE_", "PERDURE_"))}
+    inherited["PERDURE_LIVE_BASE_URL"] = "http://127.0.0.1:9/v1"  # where nobody answers, whatever runs on this machine
     done = subprocess.run(
         [sys.executable, name], cwd=EXAMPLES, env={**inherited, **environment}, capture_output=True, text=True,
         timeout=SECONDS_MAX, check=False,
@@ -104,6 +111,16 @@ def test_the_example_of_a_real_model_speaks_to_a_server() -> None:
         server.play(Reply(calls=(("c1", "weather", '{"city": "Oslo"}'),)), Reply("Sunny in Oslo."))
         printed = run("openai_compatible.py", EXAMPLE_BASE_URL=server.url, EXAMPLE_MODEL="qwen3")
     assert flat(printed) == "answer: Sunny in Oslo.\nturns: 2 by openai-chat:qwen3"
+
+
+def test_the_live_example_speaks_to_a_server() -> None:
+    with FakeModels() as server:
+        script = [call("thermometer", city="Oslo"), say('{"city": "Oslo", "degrees": 7}')]
+        server.play(*script, *script)
+        live = {"PERDURE_LIVE_BASE_URL": server.address("chat"), "PERDURE_LIVE_MODEL": "qwen3"}
+        printed = run("live_model.py", **live)
+    assert "[thermometer: confirmed]" in printed
+    assert "Report(city='Oslo', degrees=7) in 2 turns" in printed
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
