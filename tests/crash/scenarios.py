@@ -465,6 +465,13 @@ async def output_rejected_then_accepted(stage: Stage) -> None:
 @scenario(effects={"pay": "once"}, outcomes=frozenset({"failed"}), in_flight=1)
 async def policy_limit(stage: Stage) -> None:
     model = Scripted([call("pay", order="o1"), say("paid")])
+    policy = Policy(max_turns=1, on_exhaustion="fail")
+    await play_one(stage, Agent("short", tools=[toucher(stage.world, "pay")], model=model, policy=policy))
+
+
+@scenario(effects={"pay": "once"}, in_flight=1)
+async def policy_limit_with_a_last_answer(stage: Stage) -> None:
+    model = Scripted([call("pay", order="o1"), say("paid")])
     agent = Agent("short", tools=[toucher(stage.world, "pay")], model=model, policy=Policy(max_turns=1))
     await play_one(stage, agent)
 

@@ -14,7 +14,7 @@ from perdure.rules import fold
 HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 PINNED = {
     "0.1/every_kind": ("thread_golden", 64, "08e171ffd9172a5b40885e56f626f38dabee10beddf1b17d8595861ee78199ab"),
-    "0.1/model_calls": ("thread_models", 57, "f675fb613bf8342d216b8206acbe0b78e8d779e2e7f04c4fa5686d5244c325a5"),
+    "0.1/model_calls": ("thread_models", 57, "f6ef79de68cd9265bf0ba84d1ee9e310d031f21152edf7fe1f77442111f9dcff"),
 }
 
 
