@@ -215,9 +215,8 @@ class FakeModels:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                if not self._resets_unread(writer):
-                    while await self._exchange(reader, writer):
-                        pass
+                while await self._exchange(reader, writer):
+                    pass
         finally:
             self.open -= 1
             writer.close()
@@ -240,7 +239,7 @@ class FakeModels:
             writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             await writer.drain()
             return False
-        if self._resets_unread(writer):  # a connection that was open already
+        if self._resets_unread(writer):  # sooner, the client could not even connect
             return False
         head = (first + await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")
