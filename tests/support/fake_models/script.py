@@ -61,8 +61,8 @@ class Break:
     """The connection ends instead of an answer, or within it.
 
     Attributes:
-        where: ``accept``: nothing of the request is read but its first byte; ``read``: all of it is, and nothing is answered; ``middle``:
-            half of the answer is sent.
+        where: ``accept``: nothing of the request is read but its first byte; ``read``: all of it is, and nothing is
+            answered; ``middle``: half of the answer is sent.
         how: by a TCP reset, an orderly close, an end of the body that is well formed though too early, silence, or an
             error that the provider sends in its stream.
     """
