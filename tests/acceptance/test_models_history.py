@@ -179,7 +179,7 @@ print(time.perf_counter() - began)
 
 
 def test_the_first_request_after_start(server: FakeModels, record_property: Any) -> None:
-    """Told, not judged: the limit of 3 seconds is for an idle machine; the benchmarks measure it beside the import."""
+    """Told, not judged: it is to be below 3 seconds on an idle machine, and nobody knows how idle this one is."""
     found = {}
     for wire in FORMATS:
         server.script([say("Hello.")])
