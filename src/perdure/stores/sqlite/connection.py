@@ -24,7 +24,7 @@ from perdure.limits import BUSY_SECONDS_MAX, BUSY_WARNING_SECONDS
 log = logging.getLogger("perdure")
 
 APPLICATION_ID = 0x50455244  # "PERD"
-FORMAT = 2  # user_version, the number of the newest migration; newer is refused
+FORMAT = 3  # user_version, the number of the newest migration; newer is refused
 RELEASE = "0.1"  # written as the oldest release that may read and write this file
 SQLITE_MIN = (3, 51, 3)  # older ones can lose acknowledged commits at a WAL reset with two connections
 NETWORK_FILE_SYSTEMS = frozenset(

@@ -1,4 +1,4 @@
--- The whole database, format 2. This file is the truth; the numbered migrations must arrive at it.
+-- The whole database, format 3. This file is the truth; the numbered migrations must arrive at it.
 -- Instants are microseconds since 1970. A thread is named by its number inside the database and by its id outside.
 
 CREATE TABLE meta (
@@ -165,3 +165,18 @@ CREATE TABLE live (
 ) STRICT;
 CREATE INDEX live_submission ON live (submission, number);
 CREATE INDEX live_at ON live (at);
+
+-- Compiled workflows by the digest of their bytes. A run names its plan; the same plan is stored once.
+CREATE TABLE plan (
+  digest TEXT PRIMARY KEY,
+  body BLOB NOT NULL
+) STRICT;
+
+-- What the runs of one lineage reserved of the budget they share, and in the end used: one row a unit of each effect.
+CREATE TABLE lineage_charge (
+  lineage TEXT NOT NULL,
+  unit TEXT NOT NULL,
+  effect TEXT NOT NULL,
+  amount INTEGER NOT NULL,
+  PRIMARY KEY (lineage, unit, effect)
+) STRICT, WITHOUT ROWID;
