@@ -461,7 +461,7 @@ def needs_approval(tool: Tool, arguments: dict[str, Any]) -> bool:
 def call_key(attempt: Attempt, call: str, tool: Tool, part: CallPart) -> str:
     """The idempotency key of a call: its place in the run, never the provider's id."""
     digest = canonical.digest_raw(tool.arguments_json(part.arguments))
-    return ids.idempotency_key(attempt.run.id if attempt.started else "", call, 0, tool.name + digest, 0)
+    return ids.idempotency_key(attempt.lineage, call, 0, tool.name + digest, 0)
 
 
 def ask_approval(
@@ -497,7 +497,7 @@ def start_call(
     run = attempt.submission.run
     raw = tool.arguments_json(part.arguments)
     digest = canonical.digest_raw(raw)
-    key = ids.idempotency_key(run, call, 0, tool.name + digest, 0)
+    key = ids.idempotency_key(attempt.lineage, call, 0, tool.name + digest, 0)
     effect = ids.effect_id(run, call, tries, 0, tool.name, digest)
     business = business_key(tool, arguments) if tool.key is not None else None
     effect_class = tool.effect

@@ -24,7 +24,7 @@ from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.tool import Tool
 from perdure.engine.attempt import Attempt, Ended, Settled, Yielded
 from perdure.engine.effects import failure_of
-from perdure.engine.inference import Answer, CallFailed, CallUnknown, ModelCalls
+from perdure.engine.inference import Answer, CallFailed, CallUnknown, ModelCalls, Purse
 from perdure.engine.intents import Op
 from perdure.errors import ApprovalSuspensionError, Invalid
 from perdure.limits import FAILURE_MESSAGE_CHARS_MAX, MODEL_CALL_SECONDS_MAX, RESERVED_OUTPUT_TOKENS
@@ -76,6 +76,7 @@ class Interpreter:
         emit: told events as they happen.
         watched: whether anybody wants them now, so that responses are streamed; None: always.
         on_approval_suspension: retains live resources before an approval wait.
+        purse: a budget that its model calls share with others.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Interpreter:
         emit: Emit | None = None,
         watched: Callable[[], bool] | None = None,
         on_approval_suspension: Callable[[], Any] | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self.attempt = attempt
         self.definition = definition
@@ -100,6 +102,7 @@ class Interpreter:
             emit=None if emit is None else self._delta,
             told=None if emit is None else self._call_failed,
             watched=watched,
+            purse=purse,
         )
         self.services = services
         self._superseded = superseded
@@ -301,7 +304,7 @@ class Interpreter:
     # -- a turn ---------------------------------------------------------------------------------------------------------
     def _prompt(self) -> PromptView:
         if self._view is None:
-            self._view = PromptView(self.attempt.state, self.attempt.run.id)
+            self._view = PromptView(self.attempt.state, self.attempt.run.id, alone=self.attempt.alone)
         return self._view
 
     async def _respond(self, run: fold.Run, started: RunStarted) -> tuple[ModelResponseRecorded | None, tuple[Op, ...]]:

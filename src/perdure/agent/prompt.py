@@ -116,16 +116,17 @@ class PromptView:
     Args:
         thread: the folded thread.
         run: id of the run that asks; its open turn is left out until :meth:`extend`.
+        alone: whether other runs of the thread are none of its business.
     """
 
-    def __init__(self, thread: fold.Thread, run: str) -> None:
+    def __init__(self, thread: fold.Thread, run: str, *, alone: bool = False) -> None:
         self.messages: list[Message] = []
         self._ids: set[str] = set()
         own = thread.runs[run]
         if own.started is not None and own.started.instructions:
             self.messages.append(SystemMessage(own.started.instructions))
         places: list[tuple[int, fold.Run, fold.Turn | None]] = []
-        for other in thread.runs.values():
+        for other in [own] if alone else thread.runs.values():
             places.append((other.input_sequence, other, None))
             places.extend((turn.sequence, other, turn) for turn in other.turns)
         places.sort(key=lambda place: place[0])

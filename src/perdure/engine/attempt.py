@@ -29,7 +29,7 @@ from perdure.records.parts import Failure
 from perdure.records.run import ModelCallFailed, ModelCallUnknown, ModelResponseRecorded, RunCompleted
 from perdure.records.thread import Outcome as SettledOutcome
 from perdure.records.thread import SubmissionSettled, ThreadCreated
-from perdure.rules import fold, plans
+from perdure.rules import fold, plans, recovery
 
 Interruption = Literal["cancel", "deadline", "shutdown"]
 _failure_encoder = msgspec.json.Encoder()
@@ -91,6 +91,17 @@ class Attempt:
         """The run of the claimed submission. Valid once its input is recorded."""
         assert self.submission is not None
         return self.state.runs[self.submission.run]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run knows nothing of others on its thread."""
+        return False
+
+    @property
+    def lineage(self) -> str:
+        """Whose idempotency keys this run's calls use: what survives of it in a run derived from it."""
+        assert self.submission is not None
+        return self.submission.run
 
     @property
     def started(self) -> bool:
@@ -257,15 +268,16 @@ class Attempt:
         before, ops = (list(records), list(then))
         if self.started:
             why = failure or Failure("cancelled", "The run was cancelled.")
-            closing, closing_ops = _close_calls(self.run, why, now, ended=before)
-            before += closing
-            ops += closing_ops
+            for run in self._runs():
+                closing, closing_ops = _close_calls(run, why, now, ended=before)
+                before += closing
+                ops += closing_ops
         result = completed or (self.run.completed if self.started else None)
         if completed is not None and self.run.completed is None:
             before.append(completed)
         unknown = {r.effect for r in before if isinstance(r, ToolCallUnknown | ModelCallUnknown)}
         if self.started:
-            unknown |= {u.effect for u in self.run.unknowns()}
+            unknown |= {u.effect for run in self._runs() for u in run.unknowns()}
         settled = SubmissionSettled(
             submission,
             self.submission.run,
@@ -287,6 +299,10 @@ class Attempt:
         self.host.settled(submission)
         return Settled(outcome)
 
+    def _runs(self) -> tuple[fold.Run, ...]:
+        """The run, and those of agents' turns inside its tasks that have not ended."""
+        return (self.run, *recovery.parts(self.state, self.run.id))
+
     async def close_abandoned(self) -> None:
         """Close runs that nobody owes (persistent mode) and whose process died: their calls in flight are unknown."""
         now = self.host.clock.now()
@@ -303,21 +319,21 @@ class Attempt:
             settled = SubmissionSettled(submission, run.id, "failed", failure, unknown=tuple(sorted(unknown)))
             await self.append(Boundary.REPAIR, [*closing, settled], ops)
 
-    async def park(self) -> Parked | Yielded:
-        """End the claim with an unknown open. Later input may pass; the run's deadline stays armed."""
-        return Parked() if await self._wait(Boundary.PARK) else Yielded()
+    async def park(self, until: int = 0) -> Parked | Yielded:
+        """End the claim with an unknown open. Later input may pass; the run's deadline stays armed, and ``until``."""
+        return Parked() if await self._wait(Boundary.PARK, until) else Yielded()
 
-    async def suspend(self) -> Suspended | Yielded:
-        """End the claim and wait for decisions, as a barrier."""
-        return Suspended() if await self._wait(Boundary.SUSPEND) else Yielded()
+    async def suspend(self, until: int = 0) -> Suspended | Yielded:
+        """End the claim and wait, as a barrier: for decisions, or for the instant ``until``."""
+        return Suspended() if await self._wait(Boundary.SUSPEND, until) else Yielded()
 
-    async def _wait(self, boundary: Boundary) -> bool:
+    async def _wait(self, boundary: Boundary, until: int) -> bool:
         """Whether the submission waits now; False when what it waits for was decided meanwhile."""
         assert self.submission is not None
         if not self.owed:
             return False
-        submission, now, started = self.submission.id, self.host.clock.now(), self.run.started
-        wake_at = started.deadline if started is not None else None
+        submission, now = self.submission.id, self.host.clock.now()
+        wake_at = min((instant for instant in (until, self.run.deadline) if instant), default=None)
         number, epoch, token = self.number, self.epoch, self.token
 
         def unit(tx: Transaction) -> bool:
@@ -341,6 +357,91 @@ class Attempt:
         self._end()
 
 
+class Part(Attempt):
+    """A run of an agent's turns inside a task of a workflow: on the same thread, under the same claim.
+
+    It owes nothing of its own: it ends by records, and what it waits for is waited for by the whole.
+
+    Args:
+        whole: the attempt of the workflow.
+        submission: as the turns see it: the run of their own, their program and their input.
+        lineage: what the idempotency keys of its calls derive from.
+    """
+
+    def __init__(self, whole: Attempt, submission: Submission, lineage: str) -> None:
+        tail = Tail(whole.state.tail, whole.state.digest, 0)  # of no use: the whole appends
+        claimed = Claimed(
+            whole.number, whole.thread, whole.epoch, whole.token, tail, submission, (), 0, whole.superseded
+        )
+        super().__init__(whole.host, claimed, whole.state, owed=False)
+        self._whole = whole
+        self._lineage = lineage
+        self.ended: SettledOutcome | None = None
+        self.failure: Failure | None = None
+
+    @property
+    def lineage(self) -> str:
+        """See :attr:`Attempt.lineage`."""
+        return self._lineage
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run knows nothing of others on its thread."""
+        return True
+
+    @property
+    def interrupted(self) -> Interruption | None:
+        """Why the whole was interrupted, if it was."""
+        return self._whole.interrupted
+
+    @interrupted.setter
+    def interrupted(self, why: Interruption | None) -> None:
+        """Only the whole is interrupted."""
+
+    @property
+    def broken(self) -> BaseException | None:
+        """Why the whole cannot append any more, if so."""
+        return self._whole.broken
+
+    def append(self, boundary: Boundary, records: Sequence[Record], then: Sequence[Op] = ()) -> asyncio.Future[None]:
+        """See :meth:`Attempt.append`."""
+        return self._whole.append(boundary, records, then)
+
+    def watch_deadline(self, deadline: int) -> None:
+        """The whole watches its own, which is no later."""
+
+    async def settle(
+        self,
+        outcome: SettledOutcome,
+        *,
+        failure: Failure | None = None,
+        completed: RunCompleted | None = None,
+        records: Sequence[Record] = (),
+        then: Sequence[Op] = (),
+        exhausted: str = "",
+    ) -> Settled:
+        """The turns are over: what is open is closed and their result is recorded. The task's end follows."""
+        before, ops = list(records), list(then)
+        if self.started:
+            why = failure or Failure("cancelled", "The task was cancelled.")
+            closing, closing_ops = _close_calls(self.run, why, self.host.clock.now(), ended=before)
+            before, ops = before + closing, ops + closing_ops
+            if completed is not None and self.run.completed is None:
+                before.append(completed)
+        if before:
+            await self.append(Boundary.TURNS_ENDED, before, ops)
+        self.ended, self.failure = outcome, failure
+        return Settled(outcome)
+
+    async def park(self, until: int = 0) -> Parked | Yielded:
+        """Leave the wait to the whole."""
+        return Parked()
+
+    async def suspend(self, until: int = 0) -> Suspended | Yielded:
+        """Leave the wait to the whole."""
+        return Suspended()
+
+
 _MODEL_ENDS = (ModelResponseRecorded, ModelCallFailed, ModelCallUnknown)
 
 
@@ -353,8 +454,7 @@ def _close_calls(
     """
     in_doubt = () if any(isinstance(record, _MODEL_ENDS) for record in ended) else plans.model_doubts(run)
     records, ops = intents.doubt(run, in_doubt, now)
-    turn = run.open_turn()
-    for call in turn.calls if turn is not None else ():
+    for call in run.open_calls():
         if call.closed:
             continue
         lost, lost_ops = intents.doubt(run, plans.doubts(call), now)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -80,10 +81,29 @@ class Answer(msgspec.Struct, frozen=True):
     ops: tuple[Op, ...] = ()
 
 
+class Purse(Protocol):
+    """A budget that the calls of one attempt share with others."""
+
+    async def take(self, place: str, charge: Charge) -> Callable[[], None]:
+        """Reserve one request and what it may cost at most, before it is dispatched.
+
+        Args:
+            place: names this very try, the same after a crash.
+
+        Returns:
+            what ends the reservation; called when the outcome is in the log, or about to be.
+
+        Raises:
+            CallFailed: the budget has no room; nothing may be dispatched.
+        """
+        ...
+
+
 class ModelCalls:
     """The model calls of one attempt.
 
     Args:
+        purse: the budget they share with others, if any.
         emit: told the deltas of a streamed response; None: not streamed. told: told of failed tries.
         watched: whether anybody wants the deltas of the next response; None: always.
     """
@@ -96,8 +116,10 @@ class ModelCalls:
         emit: Callable[[int, Delta], None] | None = None,
         told: Told | None = None,
         watched: Callable[[], bool] | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self.model = model
+        self._purse = purse
         self.profile: Profile = profile_of(model)
         self._attempt = attempt
         self._emit = emit
@@ -122,6 +144,9 @@ class ModelCalls:
             if run.continuation_lost:
                 request = replace(request, use_continuation=False)
             reserved = await self._wait_for_turn(run, turn, reserve)
+            release = None
+            if self._purse is not None:
+                release = await self._purse.take(f"{run.id}.{turn}.{run.turn_tries + 1}", reserve())
             if once:
                 started, key = await self._start(run, request, reserve)
                 request = replace(request, key=key)
@@ -144,6 +169,9 @@ class ModelCalls:
             except Exception as error:
                 own = ModelError(failure_of(error, "model").message, dispatched="unknown")
                 delay = await self._failed(run, turn, own, started, reserve)
+            finally:
+                if release is not None:
+                    release()
             await asyncio.sleep(delay)
 
     def _answer(self, response: Response, started: ModelCallPrepared | None, reserve: Callable[[], Charge]) -> Answer:
@@ -213,7 +241,7 @@ class ModelCalls:
         assert attempt.submission is not None
         tries, place = run.turn_tries + 1, model_place(turn)
         digest = hashlib.sha256(_encode(replace(request, timeout=None, key=""))).hexdigest()
-        key = ids.idempotency_key(run.id, place, 1, model_place(turn), 0)
+        key = ids.idempotency_key(attempt.lineage, place, 1, model_place(turn), 0)
         effect = ids.effect_id(run.id, place, tries, 1, name, digest)
         row = EffectRow(
             id=effect, thread=attempt.number, submission=attempt.submission.id, run=run.id, call=place, step=None,

@@ -29,6 +29,7 @@ from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import Claimed, Fault, Intent, WorkItem
 from perdure.ports.log import StoredBatch
 from perdure.ports.store import Transaction
+from perdure.records.codec import Record
 from perdure.records.thread import RepairAnnotated, SubmissionSettled
 from perdure.rules import fold, plans
 from perdure.rules import recovery as rules
@@ -260,7 +261,7 @@ async def _recover_submission(attempt: Attempt, item: WorkItem) -> Report:
     row = host.store.read(lambda tx: tx.ledger.submission(item.submission))
     assert row is not None
     run = attempt.state.runs.get(row.run)
-    deadline = run.started.deadline if run is not None and run.started is not None else None
+    deadline = None if run is None else run.deadline
     evidence = rules.gather(
         attempt.state,
         row.id,
@@ -285,7 +286,14 @@ async def _recover_submission(attempt: Attempt, item: WorkItem) -> Report:
 
 
 async def _mark_unknown(attempt: Attempt, submission: str, run: fold.Run, doubts: tuple[plans.Doubt, ...]) -> None:
-    records, ops = intents.doubt(run, doubts, attempt.host.clock.now())
+    records: list[Record] = []
+    ops: list[Op] = []
+    for part in (run, *rules.parts(attempt.state, run.id)):
+        own = {d.effect for call in part.open_calls() for d in plans.doubts(call)}
+        own |= {d.effect for d in plans.model_doubts(part)}
+        found, found_ops = intents.doubt(part, [d for d in doubts if d.effect in own], attempt.host.clock.now())
+        records += found
+        ops += found_ops
     records.append(RepairAnnotated(submission, "MarkUnknown", rules.MarkUnknown.meaning))
     await attempt.append(Boundary.CALL_UNKNOWN, records, ops)
 

@@ -113,7 +113,7 @@ def _situation(tx: Transaction, submission: str, now: Instant) -> _Situation:
 
 def _deadline(found: _Situation) -> int | None:
     run = found.state.runs.get(found.row.run)
-    return None if run is None or run.started is None else run.started.deadline
+    return None if run is None else run.deadline
 
 
 def _evidence(found: _Situation, contracts: Mapping[str, str] | None, now: Instant) -> recovery.Evidence:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from perdure.errors import Corrupt, Incompatible
-from perdure.records import effect, run, thread
+from perdure.records import effect, run, task, thread
 
 Record = (
     thread.ThreadCreated
@@ -40,6 +40,13 @@ Record = (
     | effect.ToolCallWithdrawn
     | effect.ToolCallUnknown
     | effect.ToolCallResolved
+    | task.WorkflowStarted
+    | task.TaskStarted
+    | task.TaskRetryScheduled
+    | task.TaskWaiting
+    | task.TaskSettled
+    | task.BudgetDenied
+    | task.BudgetRaised
 )
 
 EMPTY_TAIL = bytes(32)

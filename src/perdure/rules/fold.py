@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import msgspec
 
-from perdure.errors import Corrupt
-from perdure.records import codec, effect, run, thread
+from perdure.errors import Corrupt, Invalid
+from perdure.records import codec, effect, run, task, thread
 from perdure.records.parts import NO_CHARGE, CallPart, Charge, Failure, Usage
+from perdure.rules import flow
 
 Unknown = effect.ToolCallUnknown | run.ModelCallUnknown
 """An open unknown of a run: both kinds have ``effect``, ``call``, ``tool``, ``step`` and ``reason``."""
@@ -39,7 +40,7 @@ def _no_steps() -> Mapping[str, Step]:
 
 
 class Call(msgspec.Struct):
-    """One tool call of a run, with everything that happened to it."""
+    """One tool call of a run, with everything that happened to it. ``turn`` 0: the effect of a workflow's task."""
 
     id: str
     turn: int
@@ -117,6 +118,19 @@ class Run(msgspec.Struct):
     cancel: thread.CancelRequested | None = None
     completed: run.RunCompleted | None = None
     settled: thread.SubmissionSettled | None = None
+    flow: flow.Flow | None = None  # of a workflow; its calls are the effects of its tasks, of turn 0
+
+    @property
+    def deadline(self) -> int | None:
+        """When it must have ended, microseconds since 1970; None before it began."""
+        began = self.started or (self.flow.started if self.flow is not None else None)
+        return None if began is None else began.deadline
+
+    def open_calls(self) -> list[Call]:
+        """The calls that may still be open: those of the newest turn, or the effects of a workflow's tasks."""
+        if self.flow is not None:
+            return [call for call in self.calls.values() if not call.closed]
+        return self.turns[-1].calls if self.turns else []
 
     def open_turn(self) -> Turn | None:
         """The newest turn if its batch is incomplete."""
@@ -386,7 +400,8 @@ def _step_refused(state: Thread, record: effect.ToolStepRefused) -> None:
 
 def _close(owner: Run, call: Call, failure: Failure | None) -> None:
     call.closed = True
-    owner.turns[call.turn - 1].unclosed -= 1
+    if call.turn:
+        owner.turns[call.turn - 1].unclosed -= 1
     call.failure = failure
     call.unknown = None
     if failure is None:
@@ -453,8 +468,60 @@ def _settled(state: Thread, record: thread.SubmissionSettled) -> None:
         raise _fail(state, record, f"settles submission {record.submission!r} twice")
     state.settlements[record.submission] = record
     owner = state.runs.get(record.run)
-    if owner is not None:
-        owner.settled = record
+    if owner is None:
+        return
+    owner.settled = record
+    for agent in owner.flow.agents if owner.flow is not None else ():
+        if agent in state.runs:
+            state.runs[agent].settled = record
+
+
+def _flow(state: Thread, record: Any) -> tuple[Run, flow.Flow]:
+    owner = _run(state, record)
+    if owner.flow is None:
+        raise _fail(state, record, "is about a run that is no workflow")
+    return owner, owner.flow
+
+
+def _workflow_started(state: Thread, record: task.WorkflowStarted) -> None:
+    owner = _run(state, record)
+    if owner.flow is not None or owner.started is not None:
+        raise _fail(state, record, "starts a run twice")
+    try:
+        owner.flow = flow.begin(record)
+    except (Invalid, msgspec.MsgspecError) as error:
+        raise _fail(state, record, f"cannot be read: {error}") from error
+
+
+def _task_started(state: Thread, record: task.TaskStarted) -> None:
+    owner, found = _flow(state, record)
+    if wrong := flow.start(found, record):
+        raise _fail(state, record, wrong)
+    if record.agent:
+        return
+    earlier = owner.calls.get(record.task)
+    operation = run.ToolOperation(record.task, record.operation, record.effect_class, contract=record.definition)
+    call = Call(record.task, 0, 0, CallPart(record.operation, ""), operation)
+    call.tries = call.tries_at_progress = earlier.tries if earlier is not None else 0
+    owner.calls[record.task] = call
+
+
+def _of_task(apply_to: Callable[[flow.Flow, Any], str | None]) -> Callable[[Thread, Any], None]:
+    def handler(state: Thread, record: Any) -> None:
+        if wrong := apply_to(_flow(state, record)[1], record):
+            raise _fail(state, record, wrong)
+
+    return handler
+
+
+def _budget_denied(state: Thread, record: task.BudgetDenied) -> None:
+    _flow(state, record)[1].denied = record
+
+
+def _budget_raised(state: Thread, record: task.BudgetRaised) -> None:
+    found = _flow(state, record)[1]
+    found.budgets = {**found.budgets, **flow.limits(record)}
+    found.denied = None
 
 
 def _repair(state: Thread, record: thread.RepairAnnotated) -> None:
@@ -486,6 +553,13 @@ _APPLY: dict[type, Callable[[Thread, Any], None]] = {
     effect.ToolCallWithdrawn: _call_withdrawn,
     effect.ToolCallUnknown: _call_unknown,
     effect.ToolCallResolved: _call_resolved,
+    task.WorkflowStarted: _workflow_started,
+    task.TaskStarted: _task_started,
+    task.TaskRetryScheduled: _of_task(flow.retry),
+    task.TaskWaiting: _of_task(flow.wait),
+    task.TaskSettled: _of_task(flow.settle),
+    task.BudgetDenied: _budget_denied,
+    task.BudgetRaised: _budget_raised,
 }
 
 

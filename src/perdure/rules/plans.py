@@ -143,8 +143,8 @@ def effect_class(call: fold.Call) -> EffectClass:
 
 
 def requires_preparation(call: fold.Call) -> bool:
-    """Whether dispatch of this call is always preceded by a started record."""
-    return call.operation.steps or effect_class(call).prepared
+    """Whether dispatch of this call is always preceded by a started record: every effect of a workflow's task is."""
+    return not call.turn or call.operation.steps or effect_class(call).prepared
 
 
 def _same_contract(call: fold.Call, contract: Contract) -> bool:
@@ -249,7 +249,15 @@ def _lost(call: fold.Call, prepared: ToolCallPrepared, contract: Contract) -> Ca
         return _doubt(call, prepared, _CHANGED)
     if steps:
         return Rerun(call.id, "steps", steps=True)
-    return Rerun(call.id, "keyed" if kind is EffectClass.KEYED else "idempotent")
+    return Rerun(call.id, _AGAIN[kind])
+
+
+_AGAIN: dict[EffectClass, Literal["pure", "observe", "idempotent", "keyed"]] = {
+    EffectClass.PURE: "pure",
+    EffectClass.OBSERVE: "observe",
+    EffectClass.IDEMPOTENT: "idempotent",
+    EffectClass.KEYED: "keyed",
+}
 
 
 def contract_of(contracts: Mapping[str, str] | None, tool: str) -> Contract:
@@ -273,6 +281,11 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
         else plan
         for call, plan in zip(turn.calls, plans, strict=True)
     )
+
+
+def task_plan(call: fold.Call) -> CallPlan:
+    """One plan for the effect of a workflow's task. Its plan cannot change: today's contract is the declared one."""
+    return call_plan(call, call.operation.contract)
 
 
 # -- the model call of a run ------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from perdure.rules.plans import (
     doubts,
     lost_model_call,
     model_doubts,
+    task_plan,
 )
 
 Disposition = Literal["repaired", "deferred", "none", "unknown"]
@@ -48,6 +49,7 @@ class Evidence(msgspec.Struct, frozen=True):
         reservation: an exact settlement is reserved (split store only).
         settlement: the canonical settlement of this submission, also of one that never had a run.
         run: the folded run, None while its input is not canonical.
+        parts: runs of agents' turns inside tasks of a workflow's run that have not ended.
         cancelled: a CancelRequested of this submission is canonical.
         cancel_intent: a cancel is recorded and not yet in the log.
         thread_created: the thread exists (its row; on a split store its first record).
@@ -63,6 +65,7 @@ class Evidence(msgspec.Struct, frozen=True):
     reservation: bool = False
     settlement: SubmissionSettled | None = None
     run: fold.Run | None = None
+    parts: tuple[fold.Run, ...] = ()
     cancelled: bool = False
     cancel_intent: bool = False
     thread_created: bool = True
@@ -101,6 +104,7 @@ def gather(
         reservation=reservation,
         settlement=None if thread is None else thread.settlements.get(submission),
         run=None if thread is None else thread.runs.get(run),
+        parts=() if thread is None else parts(thread, run),
         cancelled=thread is not None and submission in thread.cancels,
         cancel_intent=cancel_intent,
         thread_created=thread_created,
@@ -110,6 +114,15 @@ def gather(
         past_deadline=past_deadline,
         attempts=attempts,
     )
+
+
+def parts(thread: fold.Thread, run: str) -> tuple[fold.Run, ...]:
+    """Runs of agents' turns inside tasks of this run that have not ended."""
+    found = thread.runs.get(run)
+    if found is None or found.flow is None:
+        return ()
+    tasks = found.flow.tasks.values()
+    return tuple(thread.runs[task.agent] for task in tasks if task.running and task.agent in thread.runs)
 
 
 class NoAction(msgspec.Struct, frozen=True):
@@ -256,6 +269,14 @@ class ResumePendingBatch(msgspec.Struct, frozen=True):
     meaning: ClassVar[str] = "A batch of tool calls is incomplete; a worker goes on with what is not yet settled."
 
 
+class ResumeTasks(msgspec.Struct, frozen=True):
+    """Go on with the tasks of a workflow that have not ended."""
+
+    open: tuple[str, ...]
+    disposition: ClassVar[Disposition] = "deferred"
+    meaning: ClassVar[str] = "Tasks of its workflow have not ended; a worker goes on with them when they are due."
+
+
 class FinishFromResponse(msgspec.Struct, frozen=True):
     """The newest response is final: complete from it, without a model call."""
 
@@ -327,6 +348,7 @@ Decision = (
     | AwaitUnknownResolution
     | AwaitApprovalDecision
     | ResumePendingBatch
+    | ResumeTasks
     | FinishFromResponse
     | AnswerFromVerdict
     | FailFromVerdict
@@ -388,26 +410,31 @@ def _completed(e: Evidence) -> Decision | None:
     return CompleteFromHistory(e.run.id)
 
 
-def _newest(run: fold.Run | None) -> list[fold.Call]:
+def _runs(e: Evidence) -> tuple[fold.Run, ...]:
+    return e.parts if e.run is None else (e.run, *e.parts)
+
+
+def _newest(e: Evidence) -> list[fold.Call]:
     """The calls that may still be open: a response is recorded only once every call before it is closed."""
-    return run.turns[-1].calls if run is not None and run.turns else []
+    return [call for run in _runs(e) for call in run.open_calls()]
 
 
-def _unknowns(run: fold.Run | None) -> Iterator[fold.Unknown]:
+def _unknowns(e: Evidence) -> Iterator[fold.Unknown]:
     """Every open unknown that a verdict may be about."""
-    for call in _newest(run):
+    for call in _newest(e):
         yield from call.unknowns()
-    if run is not None and run.model_unknown is not None:
-        yield run.model_unknown
+    for run in _runs(e):
+        if run.model_unknown is not None:
+            yield run.model_unknown
 
 
 def _intents(e: Evidence) -> Decision | None:
     """Commands the log can take now. A verdict on an effect in flight waits until that is recorded unknown."""
     if not (e.cancel_intent or e.verdict_intents or e.approval_intents):
         return None
-    calls = _newest(e.run)
-    unknown = {u.effect for u in _unknowns(e.run)}
-    flying = {d.effect for d in _in_flight(e.run)}
+    calls = _newest(e)
+    unknown = {u.effect for u in _unknowns(e)}
+    flying = {d.effect for d in _in_flight(e)}
     asked = {
         call.approval.approval
         for call in calls
@@ -427,39 +454,42 @@ def _intents(e: Evidence) -> Decision | None:
     return None
 
 
-def _in_flight(run: fold.Run | None) -> tuple[Doubt, ...]:
-    return (*(d for call in _newest(run) for d in doubts(call)), *model_doubts(run))
+def _in_flight(e: Evidence) -> tuple[Doubt, ...]:
+    calls = tuple(d for call in _newest(e) for d in doubts(call))
+    return calls + tuple(d for run in _runs(e) for d in model_doubts(run))
 
 
-def _given_up(run: fold.Run | None) -> bool:
+def _given_up(e: Evidence) -> bool:
     """A verdict that cancels is a cancel, even if only the verdict became canonical."""
-    given = {v.verdict for call in _newest(run) for v in (call.verdict, *(s.verdict for s in call.steps.values())) if v}
-    if run is not None and run.model_verdict is not None:
-        given.add(run.model_verdict.verdict)
+    given = {v.verdict for call in _newest(e) for v in (call.verdict, *(s.verdict for s in call.steps.values())) if v}
+    given |= {run.model_verdict.verdict for run in _runs(e) if run.model_verdict is not None}
     return "cancel_run" in given
 
 
 def _cancelled(e: Evidence) -> Decision | None:
-    if e.cancelled or _given_up(e.run):
-        return SettleCancelled(_in_flight(e.run), requested=e.cancelled)
+    if e.cancelled or _given_up(e):
+        return SettleCancelled(_in_flight(e), requested=e.cancelled)
     return None
 
 
 def _deadline(e: Evidence) -> Decision | None:
-    if e.past_deadline and e.run is not None and e.run.started is not None:
-        return FailDuration(_in_flight(e.run))
+    if e.past_deadline and e.run is not None and (e.run.started is not None or e.run.flow is not None):
+        return FailDuration(_in_flight(e))
     return None
 
 
-def _plans(e: Evidence) -> tuple[fold.Turn, tuple[CallPlan, ...]] | None:
-    turn = None if e.run is None else e.run.open_turn()
-    return None if turn is None else (turn, batch_plan(turn, e.contracts))
+def _plans(run: fold.Run, contracts: Mapping[str, str] | None) -> tuple[CallPlan, ...]:
+    """What becomes of the open calls of a run; none where no batch is open."""
+    if run.flow is not None:
+        return tuple(task_plan(call) for call in run.open_calls())
+    turn = run.open_turn()
+    return () if turn is None else batch_plan(turn, contracts)
 
 
 def _started(e: Evidence) -> Decision | None:
-    found = _plans(e)
-    lost = tuple(d for plan in found[1] if isinstance(plan, NeedsProbe) for d in plan.doubts) if found else ()
-    lost += lost_model_call(e.run)
+    found = [plan for run in _runs(e) for plan in _plans(run, e.contracts)]
+    lost = tuple(d for plan in found if isinstance(plan, NeedsProbe) for d in plan.doubts)
+    lost += tuple(d for run in _runs(e) for d in lost_model_call(run))
     return MarkUnknown(lost) if lost else None
 
 
@@ -467,11 +497,23 @@ def _resume(e: Evidence, decision: Decision) -> Decision:
     return Poisoned(e.attempts) if e.attempts >= ATTEMPTS_WITHOUT_PROGRESS_MAX else decision
 
 
-def _batch(e: Evidence) -> Decision | None:
-    found = _plans(e)
-    if found is None:
+def _tasks(e: Evidence) -> Decision | None:
+    if e.run is None or e.run.flow is None:
         return None
-    turn, plans = found
+    unknown = tuple(u.effect for u in _unknowns(e))
+    if unknown and e.state is State.UNKNOWN:
+        return AwaitUnknownResolution(unknown)
+    asked = tuple(c.approval.approval for c in _newest(e) if c.approval and c.decision is None and not c.closed)
+    if asked and e.state is State.SUSPENDED:
+        return AwaitApprovalDecision(asked)
+    return _resume(e, ResumeTasks(tuple(task.id for task in e.run.flow.tasks.values() if task.settled is None)))
+
+
+def _batch(e: Evidence) -> Decision | None:
+    turn = None if e.run is None else e.run.open_turn()
+    if e.run is None or turn is None:
+        return None
+    plans = _plans(e.run, e.contracts)
     unknown = tuple(u.effect for call in turn.calls for u in call.unknowns())
     asked = tuple(plan.approval for plan in plans if isinstance(plan, AwaitDecision))
     advancing = any(isinstance(plan, Advancing) for plan in plans)
@@ -528,6 +570,7 @@ _PRECEDENCE: tuple[Callable[[Evidence], Decision | None], ...] = (
     _cancelled,
     _deadline,
     _started,  # what may have happened, before anything else happens
+    _tasks,
     _batch,
     _without_input,
     _boundary,
