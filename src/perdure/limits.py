@@ -105,3 +105,8 @@ REPEATED_FAILURES_MAX = 3
 OUTPUT_RETRIES_MAX = 2
 TOOL_RESULT_BYTES_MAX = 50 * KIB
 TOOL_RESULT_BYTES_MIN = 256
+
+# workflows
+PLAN_BYTES_MAX = 64 * MIB
+TASKS_UNCOMMITTED_MAX = 64  # batches of pure tasks on their way to the store before it is waited for
+TIMER_SECONDS_MAX = 1.0  # a wait that is shorter holds its worker
