@@ -79,6 +79,22 @@ def to_datetime(instant: Instant) -> dt.datetime:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def parse_instant(text: str, what: str = "instant") -> Instant:
+    """Microseconds since 1970 of an ISO 8601 date and time with its offset from UTC, for example ``2026-01-01T09:00:00Z``.
+
+    Raises:
+        Invalid: it is none, or says no offset.
+    """
+    help = "Write it like 2026-01-01T09:00:00Z, with its offset from UTC."
+    try:
+        found = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{what} is {text[:64]!r}, no instant.", help=help) from error
+    if found.tzinfo is None:
+        raise Invalid(f"{what} is {text[:64]!r}, without its offset from UTC.", help=help)
+    return int((found - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(microseconds=1))
+
+
 def parse_duration(value: str | float | dt.timedelta, what: str = "duration") -> float:
     """Seconds of a duration: a number of seconds, a ``timedelta``, or text like ``"250ms"``, ``"30s"``, ``"2h"``.
 

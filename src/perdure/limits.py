@@ -110,3 +110,15 @@ TOOL_RESULT_BYTES_MIN = 256
 PLAN_BYTES_MAX = 64 * MIB
 TASKS_UNCOMMITTED_MAX = 64  # batches of pure tasks on their way to the store before it is waited for
 TIMER_SECONDS_MAX = 1.0  # a wait that is shorter holds its worker
+EXPRESSION_CHARS_MAX = 4096
+EXPRESSION_REFERENCES_MAX = 256
+
+# executors
+READ_BYTES_MAX = 1 * MIB  # of a file that a task reads
+DIFF_CHARS_MAX = 64 * KIB
+LINKS_MAX = 40  # followed by one path
+PROCESS_GRACE_SECONDS = 0.5  # between asking a process group to end and ending it
+ARTIFACT_BYTES_MAX = 16 * MIB
+ARTIFACT_LEASE_SECONDS = 3600.0
+ARTIFACT_CHUNK_BYTES = 1 * MIB
+HTTP_BODY_KEPT_BYTES = 64 * KIB  # of an answer that was not expected

@@ -152,12 +152,14 @@ def codec_of(type_: Any, what: str = "value") -> Codec:
     """The codec of a type. ``Any``, ``object`` or a missing annotation means plain JSON; ``None`` means null.
 
     Args:
-        type_: a type as an annotation names it, already evaluated.
+        type_: a type as an annotation names it, already evaluated; a codec is its own.
         what: what is of this type, for the message.
 
     Raises:
         Invalid: the type cannot cross JSON; names ``what`` and the type.
     """
+    if isinstance(type_, Codec):
+        return type_
     if isinstance(type_, type) and get_origin(type_) is None:
         cached = _codec_of_class(type_)
         if cached is not None:

@@ -334,10 +334,13 @@ class Attempt:
             return False
         submission, now = self.submission.id, self.host.clock.now()
         wake_at = min((instant for instant in (until, self.run.deadline) if instant), default=None)
-        number, epoch, token = self.number, self.epoch, self.token
+        number, epoch, token, seen = self.number, self.epoch, self.token, self.state.tail
 
         def unit(tx: Transaction) -> bool:
             verb = tx.ledger.park if boundary is Boundary.PARK else tx.ledger.suspend
+            if tx.log.tail(number).sequence != seen:  # a decision was taken in since this attempt looked
+                verb(number, epoch, token, submission, now, now)
+                return False
             return verb(number, epoch, token, submission, wake_at, now)
 
         self.task = None  # a cancel that comes now is found by the verb, and by the next claim

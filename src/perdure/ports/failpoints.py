@@ -42,6 +42,8 @@ class Boundary(StrEnum):
     TASK_WAITING = "task-waiting"
     TURNS_ENDED = "turns-ended"
     BUDGET = "budget"
+    ARTIFACT_LEASED = "artifact-leased"
+    ARTIFACTS_DROPPED = "artifacts-dropped"
     SETTLE = "settle"
     REPAIR = "repair"
     FAULT = "fault"

@@ -7,12 +7,13 @@ and raise ``OwnershipLost`` when they are not the thread's current ones; the che
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
 from perdure.ports.log import Tail
+from perdure.records.artifact import ArtifactRef
 from perdure.rules.accounting import Rate
 
 
@@ -165,6 +166,21 @@ class ApprovalRow(msgspec.Struct, frozen=True):
     decided_at: int | None = None
 
 
+class ArtifactRow(msgspec.Struct, frozen=True):
+    """One reference to a file in the artifact store; ``path`` and what follows are empty for a blob without any."""
+
+    digest: str
+    size: int
+    created_at: int
+    verified_at: int | None
+    run: str = ""
+    task: str = ""
+    path: str = ""
+    name: str = ""
+    media_type: str = ""
+    leased_until: int | None = None
+
+
 class Fault(msgspec.Struct, frozen=True):
     """Why a thread is blocked. It never settles work and never proves that an effect failed."""
 
@@ -291,7 +307,8 @@ class Ledger(Protocol):
         """Record a command; needs no fence. First wins per (kind, subject): the stored one and whether it is new.
 
         Wakes what it decides: a cancel makes its submission claimable at once, whatever it waits for; an approval when no
-        other of the submission is pending; a verdict when no other unknown of the submission is open without one.
+        other of the submission is pending; a verdict when no other unknown of the submission is open without one. A
+        workflow, whose branches go on by themselves, is woken by any of them.
         """
         ...
 
@@ -394,6 +411,58 @@ class Ledger(Protocol):
 
     def model_held_until(self, model: str) -> int:
         """Until when the model is held, 0 if it never was; it may be past. One row is read."""
+        ...
+
+    # -- workflows --------------------------------------------------------------------------------------------------
+    def put_plan(self, digest: str, body: bytes) -> None:
+        """Keep a compiled plan by the digest of its bytes. Idempotent."""
+        ...
+
+    def plan(self, digest: str) -> bytes | None:
+        """The bytes of a plan."""
+        ...
+
+    def charge_lineage(
+        self, lineage: str, effect: str, amounts: Mapping[str, int], limits: Mapping[str, int]
+    ) -> tuple[str, int] | None:
+        """Charge a lineage for one effect, all units or none. The same effect again changes nothing.
+
+        Every run of the lineage, in whatever process, shares what is left of ``limits``. Equality is allowed.
+
+        Returns:
+            None: charged. Else the unit that would go over and what is charged of it.
+        """
+        ...
+
+    def correct_lineage(self, lineage: str, effect: str, amounts: Mapping[str, int]) -> None:
+        """Replace what an effect was charged by what it really used."""
+        ...
+
+    # -- artifacts --------------------------------------------------------------------------------------------------
+    def lease_artifacts(self, run: str, task: str, refs: Sequence[ArtifactRef], now: int, until: int) -> None:
+        """Their bytes are durable: keep them until the task's end refers to them, or until this instant. Idempotent."""
+        ...
+
+    def keep_artifacts(self, run: str, task: str, refs: Sequence[ArtifactRef], now: int) -> None:
+        """The task ended and refers to them; their leases end (same unit as its record)."""
+        ...
+
+    def artifacts(
+        self, *, run: str | None = None, task: str | None = None, digest: str | None = None, limit: int = 1000
+    ) -> list[ArtifactRow]:
+        """References, by run, task and path; of a blob nobody refers to there is one with empty run and task."""
+        ...
+
+    def verified_artifact(self, digest: str, now: int) -> None:
+        """Its bytes were hashed again and are right."""
+        ...
+
+    def loose_artifacts(self, before: int, now: int) -> list[tuple[str, int]]:
+        """Digest and size of blobs that no reference and no lease at ``now`` keeps, made before an instant."""
+        ...
+
+    def drop_artifacts(self, digests: Collection[str], now: int) -> list[str]:
+        """Forget blobs that nothing keeps now. Returns those that were forgotten."""
         ...
 
     # -- live events --------------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ import msgspec
 from perdure.records.artifact import ArtifactRef
 from perdure.records.parts import Failure
 
+PROGRAM = "perdure.workflow"
+"""The one program that every run of a workflow belongs to: whoever can run one can run them all, by their plans."""
+
 TaskEnd = Literal["succeeded", "failed", "skipped", "cancelled"]
 Provenance = Literal["executed", "reused", "replayed"]
 RunMode = Literal["execute", "check"]

@@ -64,6 +64,7 @@ class Flow(msgspec.Struct):
     tasks: dict[str, Task] = msgspec.field(default_factory=dict)
     agents: list[str] = msgspec.field(default_factory=list)
     settled: int = 0
+    failures: dict[str, Failure] = msgspec.field(default_factory=dict)  # of tasks that failed, in the order they did
     printed: int = 0
     artifact_bytes: int = 0
     denied: records.BudgetDenied | None = None
@@ -141,6 +142,8 @@ def settle(flow: Flow, record: records.TaskSettled) -> str | None:
     task.until = 0
     task.snapshot = _NOTHING
     flow.settled += 1
+    if record.end == "failed":
+        flow.failures[record.task] = record.failure or Failure("failed", "It failed.")
     flow.printed += record.printed
     for artifact in record.artifacts:
         flow.artifact_bytes += artifact.size

@@ -7,6 +7,7 @@ have been served stays charged at its reservation. Equality with a limit is allo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import msgspec
 
@@ -15,9 +16,9 @@ from perdure.records.task import BudgetUnit
 from perdure.rules import fold
 from perdure.rules.flow import Flow
 
-Amounts = Mapping[BudgetUnit, int]
+Amounts = Mapping[str, int]
 
-SHARED: tuple[BudgetUnit, ...] = (
+SHARED: tuple[str, ...] = (
     "provider_requests",
     "turns",
     "tool_calls",
@@ -44,9 +45,9 @@ class Excess(msgspec.Struct, frozen=True):
         return f"{self.unit} may be {self.limit:,} in all; {self.used:,} are used or reserved and {self.wanted:,} were wanted"
 
 
-def used(flow: Flow, runs: Iterable[fold.Run]) -> dict[BudgetUnit, int]:
+def used(flow: Flow, runs: Iterable[fold.Run]) -> dict[str, int]:
     """What a run has used, from its own records and those of its agents' runs."""
-    total: dict[BudgetUnit, int] = dict.fromkeys(SHARED, 0)
+    total: dict[str, int] = dict.fromkeys(SHARED, 0)
     for run in runs:
         total["provider_requests"] += run.model_tries + (run.model_prepared is not None)
         total["turns"] += len(run.turns)
@@ -60,7 +61,7 @@ def used(flow: Flow, runs: Iterable[fold.Run]) -> dict[BudgetUnit, int]:
     return total
 
 
-def model_call(charge: Charge) -> dict[BudgetUnit, int]:
+def model_call(charge: Charge) -> dict[str, int]:
     """What one request to a model may use at most."""
     return {
         "provider_requests": 1,
@@ -80,7 +81,7 @@ def excess(limits: Mapping[str, int], spent: Amounts, reserved: Amounts, wanted:
             continue
         taken = spent.get(unit, 0) + reserved.get(unit, 0)
         if amount and taken + amount > limit:
-            return Excess(unit, limit, taken, amount)
+            return Excess(cast(BudgetUnit, unit), limit, taken, amount)
     return None
 
 
@@ -89,5 +90,5 @@ def exceeded(limits: Mapping[str, int], spent: Amounts) -> Excess | None:
     for unit, amount in spent.items():
         limit = limits.get(unit)
         if limit is not None and amount > limit:
-            return Excess(unit, limit, amount, 0)
+            return Excess(cast(BudgetUnit, unit), limit, amount, 0)
     return None

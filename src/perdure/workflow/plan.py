@@ -207,4 +207,10 @@ def capability_class(idempotency: str | None) -> Any:
     return _CLASSES.get(idempotency or "unknown", "once")
 
 
-_CLASSES: dict[str, str] = {"pure": "pure", "idempotent": "idempotent", "keyed": "keyed", "at_most_once": "once", "unknown": "once"}
+_CLASSES: dict[str, str] = {
+    "pure": "pure",
+    "idempotent": "idempotent",
+    "keyed": "keyed",
+    "at_most_once": "once",
+    "unknown": "once",
+}

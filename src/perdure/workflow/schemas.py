@@ -42,7 +42,7 @@ def problem(schema: Any, value: Any) -> str | None:
     """
     try:
         validator = _validator(_encode(schema))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise Invalid(f"A JSON Schema cannot be used: {str(error).splitlines()[0]}.") from error
     for found in validator.iter_errors(value):
         place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in found.instance_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perdure.ports.ledger import Intent
+from perdure.records.task import PROGRAM
 from perdure.stores.sqlite.rows import Rows
 
 _INTENT = "SELECT number, thread, submission, kind, subject, body, by, reason, at, applied_at FROM intent "
@@ -31,9 +32,11 @@ class Intents(Rows):
 
     def _wake(self, submission: str, kind: str, now: int) -> None:
         run = "run_" + submission[4:]
-        if kind == "verdict" and self._undecided_effects(run):
+        row = self._row("SELECT program FROM submission WHERE id = ?", submission)
+        whole = row is not None and row[0] != PROGRAM  # the branches of a workflow go on by themselves
+        if whole and kind == "verdict" and self._undecided_effects(run):
             return
-        if kind == "approval" and self._undecided_approvals(run):
+        if whole and kind == "approval" and self._undecided_approvals(run):
             return
         self._execute(
             "UPDATE submission SET wake_at = ?2, not_before = 0 WHERE id = ?1 AND state IN ('suspended', 'unknown')",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from perdure.stores.sqlite.artifacts import ArtifactRows
 from perdure.stores.sqlite.effects import Effects
 from perdure.stores.sqlite.lists import Lists
 from perdure.stores.sqlite.live import Live
 from perdure.stores.sqlite.models import Models
 from perdure.stores.sqlite.progress import Progress
+from perdure.stores.sqlite.workflows import Workflows
 
 
-class SqliteLedger(Progress, Effects, Models, Live, Lists):
+class SqliteLedger(Progress, Effects, Models, Live, Lists, Workflows, ArtifactRows):
     """Implements ``ports.ledger.Ledger`` on one connection; used inside a unit of work only."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from perdure.errors import Conflict, Corrupt, Invalid
 from perdure.ports.ledger import Submission
+from perdure.records.task import PROGRAM
 from perdure.rules.lifecycle import SubmissionEvent, SubmissionState, after
 from perdure.stores.sqlite.claims import Claims
 
@@ -67,6 +68,9 @@ class Progress(Claims):
         """Whether a decision already recorded covers what this submission is about to wait for."""
         if self._row("SELECT 1 FROM intent WHERE kind = 'cancel' AND subject = ?", found.id):
             return True  # also one that is in the log already: nobody acted on it yet
+        if found.program == PROGRAM:  # any decision lets a branch of a workflow go on
+            waits = "SELECT 1 FROM intent WHERE thread = ? AND submission = ? AND applied_at IS NULL LIMIT 1"
+            return bool(self._row(waits, found.thread_number, found.id))
         if state is S.UNKNOWN and self._undecided_effects(found.run) == 0:
             return True
         if state is S.UNKNOWN and not self._row(

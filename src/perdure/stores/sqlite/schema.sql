@@ -180,3 +180,31 @@ CREATE TABLE lineage_charge (
   amount INTEGER NOT NULL,
   PRIMARY KEY (lineage, unit, effect)
 ) STRICT, WITHOUT ROWID;
+
+-- Files that tasks left, by digest; their bytes are beside the database. A lease keeps them until a task's end does.
+CREATE TABLE artifact (
+  digest TEXT PRIMARY KEY,
+  size INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  verified_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE artifact_ref (
+  run TEXT NOT NULL,
+  task TEXT NOT NULL,
+  path TEXT NOT NULL,
+  digest TEXT NOT NULL REFERENCES artifact (digest),
+  name TEXT NOT NULL,
+  media_type TEXT NOT NULL,
+  PRIMARY KEY (run, task, path)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX artifact_ref_digest ON artifact_ref (digest);
+
+CREATE TABLE artifact_lease (
+  run TEXT NOT NULL,
+  task TEXT NOT NULL,
+  digest TEXT NOT NULL REFERENCES artifact (digest),
+  until INTEGER NOT NULL,
+  PRIMARY KEY (run, task, digest)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX artifact_lease_digest ON artifact_lease (digest);

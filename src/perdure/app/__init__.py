@@ -19,6 +19,7 @@ from perdure.agent.ephemeral import Approve, Result
 from perdure.agent.events import Event
 from perdure.agent.live import Live
 from perdure.agent.persistent import run_here
+from perdure.app.workflows import Workflows
 from perdure.clock import Clock, Ids, parse_duration
 from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.registry import Registration, Registry
@@ -40,6 +41,7 @@ from perdure.projections.obligations import Obligation
 from perdure.projections.run import RunView, Settlement
 from perdure.projections.thread import RecordView, ThreadView
 from perdure.providers.resolve import resolve
+from perdure.records.task import PROGRAM
 from perdure.stores.sqlite.store import open_store
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class App:
         self._host: Host | None = None
         self._worker: Worker | None = None
         self._live: Live | None = None
+        self._workflows: Workflows | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def __aenter__(self) -> App:
@@ -112,10 +115,11 @@ class App:
         self._live = Live(self._host)
         for driver in drivers.values():
             driver.live = self._live
+        self._workflows = Workflows(self._host, self._live)
         if self._options.workers:
             self._worker = Worker(
                 self._host,
-                drivers,
+                {**drivers, PROGRAM: self._workflows},
                 self._options.workers,
                 recover=self._options.recover,
                 recovery_seconds=self._options.recovery_seconds,

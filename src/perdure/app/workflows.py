@@ -1,0 +1,97 @@
+"""Workflows in an app: who performs their actions here, who answers for their agents, and how a run is admitted.
+
+Loaded when the first workflow is submitted or claimed: an app of agents does not pay for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perdure import ids
+from perdure.agent.live import Live
+from perdure.engine import admission
+from perdure.engine.admission import Receipt
+from perdure.engine.attempt import Attempt, Ended
+from perdure.engine.host import Host
+from perdure.engine.reconciliation import Encode, Probe
+from perdure.errors import Invalid
+from perdure.ports.failpoints import Boundary
+from perdure.records.task import PROGRAM
+
+if TYPE_CHECKING:
+    from perdure.ports.provider import Model
+    from perdure.stores.artifacts import FileArtifacts
+    from perdure.workflow.driver import WorkflowDriver
+    from perdure.workflow.plan import Plan
+    from perdure.workflow.request import Request
+
+
+class Workflows:
+    """Implements ``engine.driver.Driver`` for workflows; what it needs is loaded with the first attempt."""
+
+    def __init__(self, host: Host, live: Live) -> None:
+        self.contracts: dict[str, str] = {}
+        self._host = host
+        self._live = live
+        self._driver: WorkflowDriver | None = None
+        self._artifacts: FileArtifacts | None = None
+
+    @property
+    def artifacts(self) -> FileArtifacts:
+        """The files that tasks left, beside the database."""
+        if self._artifacts is None:
+            from perdure.stores.artifacts import FileArtifacts
+
+            self._artifacts = FileArtifacts.beside(self._host.store, self._host.clock)
+        return self._artifacts
+
+    async def advance(self, attempt: Attempt) -> Ended:
+        """See ``engine.driver.Driver.advance``."""
+        if self._driver is None:
+            from perdure.executors import executors
+            from perdure.workflow.driver import WorkflowDriver
+
+            self._driver = WorkflowDriver(executors(), _model, self.artifacts, self._live)
+        return await self._driver.advance(attempt)
+
+    def probe(self, operation: str) -> tuple[Probe, Encode] | None:
+        """See ``engine.driver.Driver.probe``."""
+        return None
+
+
+def _model(name: str, provider: Any, agent: Any, plan: Plan) -> Model:
+    from perdure.providers.documents import model_of
+
+    return model_of(name, provider, agent, plan.budget.pricing)
+
+
+def program_name(definition: str) -> str:
+    """The name of the workflow of a submission, by its definition."""
+    return definition.rpartition("@")[0]
+
+
+async def submit(host: Host, plan: Plan, request: Request, *, principal: str, key: str | None = None) -> Receipt:
+    """Keep the plan and admit a run of it, in one commit.
+
+    Raises:
+        Invalid: the input or the key does not fit. Conflict: the key was used for other work.
+    """
+    from perdure.workflow import plan as plans
+    from perdure.workflow import request as requests
+
+    body = plans.encode(plan)
+    digest = request.plan
+    if not _is_folder(request.workspace):
+        raise Invalid(f"The workspace {request.workspace!r} is no folder.", help="Name one: --workspace DIR")
+    thread = None if key is None else ids.keyed_thread_id(principal, f"{PROGRAM}:{plan.name}", ids.check_id(key, "key"))
+    if host.store.read(lambda tx: tx.ledger.plan(digest)) is None:
+        await host.store.write(Boundary.ADMIT, lambda tx: tx.ledger.put_plan(digest, body))
+    return await admission.admit(
+        host, program=PROGRAM, definition=f"{plan.name}@{digest}", input=requests.encode(request), principal=principal,
+        thread=thread, key=key,
+    )  # fmt: skip
+
+
+def _is_folder(path: str) -> bool:
+    return Path(path).is_dir()
