@@ -122,3 +122,10 @@ ARTIFACT_BYTES_MAX = 16 * MIB
 ARTIFACT_LEASE_SECONDS = 3600.0
 ARTIFACT_CHUNK_BYTES = 1 * MIB
 HTTP_BODY_KEPT_BYTES = 64 * KIB  # of an answer that was not expected
+
+# workflow documents
+DOCUMENT_BYTES_MAX = 1 * MIB
+DOCUMENT_NODES_MAX = 100_000  # with aliases followed
+DOCUMENT_DEPTH_MAX = 64
+CAPTURED_FILES_MAX = 256  # references to files of one document
+CAPTURED_BYTES_MAX = 16 * MIB  # of all of them

@@ -149,7 +149,8 @@ class Members:
             assert end is not None
             if end.end == "succeeded":
                 continue
-            if task.kind == "outputs" and end.end == "skipped" and self.values.outputs.get(need) != _LOST:
+            inner = task.kind == "outputs" and self.plan.tasks[need].kind != "inputs"
+            if inner and end.end == "skipped" and self.values.outputs.get(need) != _LOST:
                 continue
             return False
         return True
