@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from perdure.projections.approval import Approval as Approval
     from perdure.projections.effect import Effect as Effect
     from perdure.projections.run import Settlement as Settlement
+    from perdure.workflow.dsl import Workflow as Workflow
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ _MODULES = {
     "perdure.projections.approval": ("Approval",),
     "perdure.projections.effect": ("Effect",),
     "perdure.projections.run": ("Settlement",),
+    "perdure.workflow.dsl": ("Workflow",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -106,6 +108,7 @@ __all__ = [
     "Unknown",
     "UnknownCall",
     "Verdict",
+    "Workflow",
     "__version__",
     "events",
     "open",

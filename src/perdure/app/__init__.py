@@ -19,6 +19,7 @@ from perdure.agent.ephemeral import Approve, Result
 from perdure.agent.events import Event
 from perdure.agent.live import Live
 from perdure.agent.persistent import run_here
+from perdure.app import workflows
 from perdure.app.workflows import Workflows
 from perdure.clock import Clock, Ids, parse_duration
 from perdure.definitions.agent import AgentDefinition
@@ -46,6 +47,7 @@ from perdure.stores.sqlite.store import open_store
 
 if TYPE_CHECKING:
     from perdure.projections.audit import Explanation, Verification
+    from perdure.workflow.dsl import Workflow
 
 set_model_resolver(resolve)
 
@@ -175,6 +177,18 @@ class App:
         return {name: self._registry.get(name).agent for name in self._registry.names()}
 
     @property
+    def workflows(self) -> Workflows:
+        """The workflows of this store: their artifacts, and who runs them."""
+        assert self._workflows is not None
+        return self._workflows
+
+    def attend(self, thread: int) -> Worker:
+        """A worker for one thread of workflows alone, until it is stopped; for a client that runs what it asked for."""
+        worker = Worker(self.host, {PROGRAM: self.workflows}, 1, recover=False, only=thread)
+        worker.start()
+        return worker
+
+    @property
     def worker(self) -> Worker | None:
         """The worker of this process; None for a client (``workers=0``)."""
         return self._worker
@@ -187,8 +201,8 @@ class App:
     # -- work ---------------------------------------------------------------------------------------------------------
     async def submit(
         self,
-        agent: AgentDefinition | str,
-        input: Any,
+        agent: AgentDefinition | str | Workflow,
+        input: Any = None,
         *,
         thread: str | None = None,
         key: str | None = None,
@@ -197,8 +211,8 @@ class App:
         """Admit work durably. From the receipt on, exactly one settlement is owed, however many processes die.
 
         Args:
-            agent: the agent or its registered name.
-            input: a value of its input type.
+            agent: the agent or its registered name; or a workflow, which has a thread of its own.
+            input: a value of its input type; of a workflow its inputs, an object.
             thread: whose queue it joins; without one it is new, or derived from principal, agent and ``key``.
             key: idempotency key; the same key with the same input gives the same receipt, for ever.
             principal: on whose behalf; the app's by default.
@@ -207,6 +221,12 @@ class App:
             Invalid: the input or an id does not fit. Conflict: the key was used for other work.
             Unavailable: nothing was admitted; or the reply was lost, then repeat with the same key.
         """
+        if not isinstance(agent, AgentDefinition | str):
+            await self._allow("submit")
+            if thread is not None:
+                raise Invalid("A workflow has a thread of its own.", help="Leave `thread` out; give a key.")
+            by = principal if principal is not None else self._options.principal
+            return await workflows.submit(self.host, agent, input, principal=by, key=key)
         definition = self._definition(agent)
         await self._allow("submit", thread=thread)
         raw = definition.input_codec.encode(input, f"input of {definition.name!r}")

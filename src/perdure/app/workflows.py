@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perdure import ids
+from perdure import canonical, ids
 from perdure.agent.live import Live
 from perdure.engine import admission
 from perdure.engine.admission import Receipt
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from perdure.ports.provider import Model
     from perdure.stores.artifacts import FileArtifacts
     from perdure.workflow.driver import WorkflowDriver
+    from perdure.workflow.dsl import Workflow
     from perdure.workflow.plan import Plan
-    from perdure.workflow.request import Request
 
 
 class Workflows:
@@ -71,27 +71,59 @@ def program_name(definition: str) -> str:
     return definition.rpartition("@")[0]
 
 
-async def submit(host: Host, plan: Plan, request: Request, *, principal: str, key: str | None = None) -> Receipt:
-    """Keep the plan and admit a run of it, in one commit.
+async def submit(
+    host: Host,
+    flow: Workflow,
+    inputs: dict[str, Any] | None,
+    *,
+    principal: str,
+    key: str | None = None,
+    workspace: Path | None = None,
+    check: bool = False,
+    diff: bool | None = None,
+    lineage: str = "",
+) -> Receipt:
+    """Compile a workflow, keep its plan and admit a run of it.
+
+    Args:
+        inputs: over the document's defaults. workspace: what it may see; by default the document's folder.
+        check: predict and change nothing. diff: whether results hold diffs; by default as the document says.
+        lineage: whose idempotency keys and shared budget it uses.
 
     Raises:
-        Invalid: the input or the key does not fit. Conflict: the key was used for other work.
+        Invalid: the workflow, its inputs or the key do not fit. Conflict: the key was used for other work.
     """
     from perdure.workflow import plan as plans
     from perdure.workflow import request as requests
 
+    plan = flow.compile()
+    if inputs is not None and not isinstance(inputs, dict):
+        raise Invalid(f"The inputs of a workflow are an object, not {type(inputs).__name__}.")
     body = plans.encode(plan)
-    digest = request.plan
-    if not _is_folder(request.workspace):
-        raise Invalid(f"The workspace {request.workspace!r} is no folder.", help="Name one: --workspace DIR")
+    digest = plan.digest
+    root = _folder(workspace or flow.base, plan.policy.workspace_root)
+    request = requests.Request(
+        workflow=plan.name, plan=digest, workspace=str(root), inputs=inputs or {}, mode="check" if check else "execute",
+        diff=plan.output.show_diff if diff is None else diff, lineage=lineage,
+    )  # fmt: skip
+    raw = requests.encode(request)
+    canonical.decode(raw, "inputs")
     thread = None if key is None else ids.keyed_thread_id(principal, f"{PROGRAM}:{plan.name}", ids.check_id(key, "key"))
     if host.store.read(lambda tx: tx.ledger.plan(digest)) is None:
         await host.store.write(Boundary.ADMIT, lambda tx: tx.ledger.put_plan(digest, body))
     return await admission.admit(
-        host, program=PROGRAM, definition=f"{plan.name}@{digest}", input=requests.encode(request), principal=principal,
-        thread=thread, key=key,
-    )  # fmt: skip
+        host,
+        program=PROGRAM,
+        definition=f"{plan.name}@{digest}",
+        input=raw,
+        principal=principal,
+        thread=thread,
+        key=key,
+    )
 
 
-def _is_folder(path: str) -> bool:
-    return Path(path).is_dir()
+def _folder(base: Path, root: str) -> Path:
+    folder = (base / root).resolve()
+    if not folder.is_dir():
+        raise Invalid(f"The workspace {str(folder)!r} is no folder.", help="Name one: --workspace DIR")
+    return folder

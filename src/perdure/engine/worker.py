@@ -36,6 +36,7 @@ class Worker:
 
     Args:
         drivers: program name to its driver. Only their submissions are claimed; intents of any thread are taken in.
+        only: the number of the one thread it works on; None: every thread.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class Worker:
         *,
         recover: bool = True,
         recovery_seconds: float = RECOVERY_SECONDS_MAX,
+        only: int | None = None,
     ) -> None:
         self.host = host
+        self._only = only
         self.drivers = drivers
         self.slots = slots
         self.attempts: dict[int, Attempt] = {}
@@ -135,9 +138,9 @@ class Worker:
         return self._stopping
 
     async def _claim(self, limit: int) -> list[Claimed]:
-        host, programs = self.host, list(self.drivers)
+        host, programs, only = self.host, list(self.drivers), self._only
         now, until = host.clock.now(), host.lease_until()
-        due = host.store.read(lambda tx: tx.ledger.next_due(programs, now))
+        due = self._next_due(now)
         if due is None or due > now:
             return []  # a look costs no commit
         tokens = [host.new_token() for _ in range(limit)]
@@ -147,15 +150,26 @@ class Worker:
         def unit(tx: Transaction) -> list[Claimed]:
             if stalled:  # the loop was deaf for a while: what nobody took meanwhile is still ours
                 tx.ledger.renew(host.owner, until)
+            if only is not None:
+                one = tx.ledger.claim_thread(only, host.owner, now, until, tokens[0], work=True)
+                return [] if one is None else [one]
             return tx.ledger.claim(host.owner, programs, limit, now, until, tokens)
 
         return await host.claim(unit)
 
+    def _next_due(self, now: int) -> int | None:
+        """When something this worker may claim is due."""
+        programs, only = list(self.drivers), self._only
+        if only is None:
+            return self.host.store.read(lambda tx: tx.ledger.next_due(programs, now))
+        row = self.host.store.read(lambda tx: tx.ledger.thread(only))
+        return None if row is None else row.due_at
+
     async def _until_due(self) -> None:
         """Wait for a wake, or for the next instant at which something becomes due by itself."""
-        host, programs = self.host, list(self.drivers)
+        host = self.host
         now = host.clock.now()
-        due = host.store.read(lambda tx: tx.ledger.next_due(programs, now))
+        due = self._next_due(now)
         delay = RECOVERY_PERIOD_SECONDS
         if due is not None:
             delay = min(delay, max(0.005, (due - now) / 1_000_000))

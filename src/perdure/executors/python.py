@@ -34,7 +34,7 @@ class Functions:
         """See ``ports.executor.Executor.execute``."""
         function = function_of(call.action)
         arguments = dict(call.input)
-        if "perdure_key" in inspect.signature(function).parameters:
+        if _takes_key(function):
             arguments["perdure_key"] = call.key
         try:
             async with asyncio.timeout(call.timeout):
@@ -50,6 +50,14 @@ class Functions:
             return (await self.execute(call)).result
         function_of(call.action)
         return {"status": "requires_execution", "changed": False}
+
+
+def _takes_key(function: Callable[..., Any]) -> bool:
+    """Whether it wants the idempotency key of its effect."""
+    try:
+        return "perdure_key" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin tells nothing of itself
+        return False
 
 
 def function_of(action: Action) -> Callable[..., Any]:

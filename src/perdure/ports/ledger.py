@@ -231,11 +231,20 @@ class Ledger(Protocol):
         ...
 
     def claim_thread(
-        self, thread: int, owner: str, now: int, lease_until: int, token: int, *, blocked: bool = False
+        self,
+        thread: int,
+        owner: str,
+        now: int,
+        lease_until: int,
+        token: int,
+        *,
+        blocked: bool = False,
+        work: bool = False,
     ) -> Claimed | None:
         """Grant one thread if no live lease holds it, whatever is due on it; None otherwise. It starts no submission.
 
-        Never bumps the epoch of a live owner. ``blocked``: also when a fault blocks it (recovery only).
+        Never bumps the epoch of a live owner. ``blocked``: also when a fault blocks it (recovery only). ``work``: as
+        :meth:`claim` would, but this thread alone: only what is due on it, and its submission is started.
         """
         ...
 

@@ -6,6 +6,7 @@ wrong field hides no other.
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 import typing
@@ -80,10 +81,23 @@ def read(data: bytes, file: str, base: Path, workspace: Path | None = None) -> S
         diagnostics.warn("migration_required", "", "The document has no apiVersion; it is read as a playbook.",
                          help="Write it as perdure.dev/v1.")  # fmt: skip
         value = legacy.translate(value)
+    return _judged(value, diagnostics, base, workspace or base)
+
+
+def of_value(value: Any, file: str, base: Path) -> Source:
+    """A document from its value, as a program builds it.
+
+    Raises:
+        DocumentInvalid: with every finding.
+    """
+    return _judged(value, Diagnostics(file), base, base)
+
+
+def _judged(value: Any, diagnostics: Diagnostics, base: Path, workspace: Path) -> Source:
     checked = check(value, diagnostics)
     diagnostics.raise_errors()
     document = msgspec.convert(checked, Document)
-    captured = Captured(base, workspace or base, diagnostics)
+    captured = Captured(base, workspace, diagnostics)
     _check_secrets(document, diagnostics)
     captured.capture(document)
     diagnostics.raise_errors()
@@ -195,11 +209,16 @@ def _walk_map(value: Any, arguments: tuple[Any, ...], path: str, found: Diagnost
         _walk(item, arguments[1], f"{path}.{key}", found)
 
 
+@functools.lru_cache(maxsize=128)
+def _fields(wanted: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.encode_name: field for field in msgspec.structs.fields(wanted)}
+
+
 def _walk_struct(value: Any, wanted: type[msgspec.Struct], path: str, found: Diagnostics) -> None:
     if not isinstance(value, dict):
         _wrong(value, "a map", path, found)
         return
-    fields = {field.encode_name: field for field in msgspec.structs.fields(wanted)}
+    fields = _fields(wanted)
     for key, item in value.items():
         inner = f"{path}.{key}" if path else key
         field = fields.get(key)

@@ -142,13 +142,21 @@ class Claims(Intents):
         return granted
 
     def claim_thread(
-        self, thread: int, owner: str, now: int, lease_until: int, token: int, *, blocked: bool = False
+        self,
+        thread: int,
+        owner: str,
+        now: int,
+        lease_until: int,
+        token: int,
+        *,
+        blocked: bool = False,
+        work: bool = False,
     ) -> Claimed | None:
         """See ``ports.ledger.Ledger.claim_thread``."""
         row = self._row("SELECT owner, lease_until, blocked FROM thread WHERE number = ?", thread)
         if row is None or (row[0] is not None and row[1] > now) or (row[2] and not blocked):
             return None
-        return self._grant(thread, owner, None, now, lease_until, token, maintenance=True)
+        return self._grant(thread, owner, None, now, lease_until, token, maintenance=not work)
 
     def _grant(
         self,
