@@ -21,7 +21,7 @@ from perdure.agent.live import Live
 from perdure.agent.persistent import run_here
 from perdure.app import workflows
 from perdure.app.workflows import Workflows
-from perdure.clock import Clock, Ids, parse_duration
+from perdure.clock import Clock, Ids, parse_duration, to_datetime
 from perdure.definitions.agent import AgentDefinition
 from perdure.definitions.registry import Registration, Registry
 from perdure.definitions.verdicts import Verdict
@@ -47,7 +47,9 @@ from perdure.stores.sqlite.store import open_store
 
 if TYPE_CHECKING:
     from perdure.projections.audit import Explanation, Verification
+    from perdure.projections.workflow import WorkflowView
     from perdure.workflow.dsl import Workflow
+    from perdure.workflow.plan import Plan
 
 set_model_resolver(resolve)
 
@@ -181,6 +183,48 @@ class App:
         """The workflows of this store: their artifacts, and who runs them."""
         assert self._workflows is not None
         return self._workflows
+
+    async def workflow(self, run: Receipt | str) -> WorkflowView:
+        """One run of a workflow: its tasks, memory, budgets.
+
+        Raises:
+            Invalid: no such run, or it is an agent's.
+        """
+        from perdure.projections import workflow
+
+        id = self._submission_id(run)
+        await self._allow("inspect", submission=id)
+        return await workflow.view(self.store, self._row(id))
+
+    def plan(self, run: Receipt | str) -> Plan:
+        """The plan that a run of a workflow goes by."""
+        from perdure.projections import workflow
+
+        return workflow.plan_of(self.store, self._row(self._submission_id(run)))
+
+    def thread_number(self, run: Receipt | str) -> int:
+        """The number of a run's thread in this store."""
+        return self._row(self._submission_id(run)).thread_number
+
+    def thread_of(self, run: Receipt | str) -> str:
+        """The thread of a run."""
+        return self._row(self._submission_id(run)).thread
+
+    def ownership(self, run: Receipt | str) -> tuple[str, int] | None:
+        """Who owns a run's thread and until when (microseconds since 1970) its lease lasts; None: nobody."""
+        number = self.thread_number(run)
+        row = self.store.read(lambda tx: tx.ledger.thread(number))
+        return None if row is None or row.owner is None else (row.owner, row.lease_until or 0)
+
+    def decided(self, run: Receipt | str) -> bool:
+        """Whether something was decided about a run that its log does not hold yet."""
+        number = self.thread_number(run)
+        return bool(self.store.read(lambda tx: tx.ledger.intents(number)))
+
+    @staticmethod
+    def instant(at: int) -> dt.datetime:
+        """Microseconds since 1970 as a time, UTC."""
+        return to_datetime(at)
 
     def attend(self, thread: int) -> Worker:
         """A worker for one thread of workflows alone, until it is stopped; for a client that runs what it asked for."""

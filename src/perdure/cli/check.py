@@ -1,4 +1,4 @@
-"""``check --app``: before a deployment, what this build would do with the work that is open."""
+"""``check FILE`` judges a workflow; ``check --app`` tells what this build would do with the work that is open."""
 
 from __future__ import annotations
 
@@ -15,13 +15,26 @@ from perdure.projections.audit import Explanation
 
 
 @click.command()
-@app_option()
-def check(target: str) -> int:
-    """Tell what this build would do with each open submission of the database. Runs and writes nothing.
+@app_option(required=False)
+@click.option("--var", "variables", multiple=True, metavar="K=JSON", help="A variable; over every other layer.")
+@click.option("--vars-file", "files", multiple=True, metavar="F", help="A file of variables, over the document's.")
+@click.option("--workspace", metavar="DIR", help="The folder a run may see. Default: the document's.")
+@click.argument("file", required=False)
+def check(
+    target: str | None, variables: tuple[str, ...], files: tuple[str, ...], workspace: str | None, file: str | None
+) -> int:
+    """Judge the workflow FILE: everything that is wrong with it, each with its place. Exit code 2, or 3 for policy alone.
 
+    With --app, tell instead what that build would do with each open submission. Neither runs or writes anything.
     Exit code 3 if one would be stranded: its agent is not in the app, its thread cannot be decided, or a call that was
     started can no longer be judged because its tool changed.
     """
+
+    if (file is None) == (target is None):
+        raise click.UsageError("Give a workflow FILE, or --app MODULE:NAME.")
+    if file is not None:
+        return run(lambda out: _document(out, file, workspace, files, variables))
+    assert target is not None
 
     async def work(out: Output) -> int:
         async with app_of(target, store=out.settings.db, workers=0) as app:
@@ -51,6 +64,20 @@ def check(target: str) -> int:
         return failures.HELD if stranded else 0
 
     return run(work)
+
+
+async def _document(
+    out: Output, file: str, workspace: str | None, files: tuple[str, ...], variables: tuple[str, ...]
+) -> int:
+    from perdure.cli.documents import load, warnings_of
+
+    flow = load(file, workspace, files, variables)
+    plan = flow.compile()
+    notes = warnings_of(flow, out)
+    data = {"workflow": plan.name, "digest": plan.digest, "tasks": len(plan.order), "warnings": len(notes)}
+    out.final("Check", data, diagnostics=notes)
+    out.line(f"{file}: {plan.name} is good: {len(plan.order)} tasks, plan {plan.digest[:12]}.")
+    return 0
 
 
 async def _item(app: App, submission: str, agent: str) -> dict[str, Any]:

@@ -68,12 +68,18 @@ def report(error: BaseException, settings: Settings) -> int:
     if settings.verbose:
         traceback.print_exception(error, file=sys.stderr)
     told = [_told(cause, settings) for cause in causes]
+    findings = [one for cause in causes for one in getattr(cause, "diagnostics", ())]
+    if findings and all(one.code == "policy_denied" for one in findings if one.severity == "error"):
+        exits, code = HELD, "denied"
     try:
         if settings.human:
+            for one in findings:
+                print(clean(str(one), lines=True), file=sys.stderr)
             _say(told, causes[0], settings)
         else:
             body = error_body(code, told[0][0], exits, help=told[0][1], run=getattr(error, "run", None))
             notes = [_diagnostic(cause, *words) for cause, words in zip(causes, told, strict=True)]
+            notes = [_finding(one) for one in findings] or notes
             write_json(envelope("Error", {}, error=body, diagnostics=notes))
     except BrokenPipeError:
         silence_stdout()
@@ -134,3 +140,9 @@ def _diagnostic(error: BaseException, message: str, help: str) -> dict[str, Any]
         "code": exit_code(error)[1], "severity": "error", "file": None, "line": None, "column": None, "path": None,
         "message": message, "help": help,
     }  # fmt: skip
+
+
+def _finding(one: Any) -> dict[str, Any]:
+    return {
+        name: getattr(one, name) for name in ("code", "severity", "file", "line", "column", "path", "message", "help")
+    }

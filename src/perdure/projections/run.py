@@ -23,6 +23,7 @@ from perdure.projections.reading import RESTORE, batches, json_value, needle
 from perdure.records import codec
 from perdure.records.parts import Evidence, Failure, TextPart, Usage
 from perdure.records.run import RunCompleted
+from perdure.records.task import PROGRAM
 from perdure.records.thread import CancelRequested, Outcome
 from perdure.rules import fold
 from perdure.rules.lifecycle import EffectStatus, SubmissionState
@@ -264,7 +265,7 @@ async def runs(store: Store, state: str | None = None, program: str | None = Non
         found += [
             _view(row, None, _NO_TRIES)
             for row in rows
-            if (outcome is None or row.outcome == outcome) and (program is None or row.program == program)
+            if (outcome is None or row.outcome == outcome) and (program is None or name_of(row) == program)
         ]
         if len(rows) < PAGE_ROWS_MAX:
             return found
@@ -304,7 +305,7 @@ def _view(row: Submission, run: fold.Run | None, tries: Tries) -> RunView:
     started = None if run is None else run.started
     completed = None if run is None else run.completed
     return RunView(
-        run=row.run, submission=row.id, thread=row.thread, position=row.position, agent=row.program, state=row.state,
+        run=row.run, submission=row.id, thread=row.thread, position=row.position, agent=name_of(row), state=row.state,
         created_at=to_datetime(row.created_at), input=json_value(row.input),
         settled_at=None if row.settled_at is None else to_datetime(row.settled_at), status=row.outcome,
         failure=_failure_of(row), disposition=row.disposition,
@@ -317,6 +318,11 @@ def _view(row: Submission, run: fold.Run | None, tries: Tries) -> RunView:
         charged=None if run is None else outstanding(run.charged), unpriced=0 if run is None else run.unpriced,
         exhausted="" if run is None or run.settled is None else run.settled.exhausted,
     )  # fmt: skip
+
+
+def name_of(row: Submission) -> str:
+    """The name people know a submission's program by: of a workflow its own."""
+    return row.definition.rpartition("@")[0] if row.program == PROGRAM else row.program
 
 
 _NO_TRIES = Tries()

@@ -52,6 +52,9 @@ TRACE_CHECKS = {
     "unknown-of-started": "Only a started effect without outcome becomes unknown.",
     "verdict-of-unknown": "A verdict is given on an effect that is unknown at that time, once.",
     "cancel-requested": "A cancelled settlement follows a cancel request.",
+    "tasks-once": "A task of a workflow ends once, and nothing of it begins after that.",
+    "tasks-ended": "When a workflow settles, every task that began has its end.",
+    "task-digests": "Outputs and changes of memory are those of the digests recorded with them.",
     "ends-known": "At settlement every started effect has an outcome or is unknown; what never started is withdrawn.",
     "unknown-listed": "A settlement lists exactly the effects that are unknown when it is made.",
     "output-agrees": "A completed settlement repeats digest and disposition of the recorded output, and only it does.",
@@ -257,7 +260,8 @@ def _compare_effects(trace: Trace, rows: list[EffectRow], fail: Callable[[str, s
         place = (row.run, row.call, row.step, row.key, row.sequence, row.tries)
         if place != (want.run, want.call, want.step, want.key, want.sequence, want.attempt):
             fail("ledger-effects", f"effect {want.id!r} has another place in the ledger: {place}")
-        if row.submission != ids.submission_of(want.run):
+        owner = trace.runs.get(want.run)
+        if row.submission != (owner.submission if owner is not None else ids.submission_of(want.run)):
             fail("ledger-effects", f"effect {want.id!r} belongs to {row.submission!r} in the ledger")
         if want.operation is not None:
             declared = (row.operation, row.effect_class, row.business_key)

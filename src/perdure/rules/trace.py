@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from perdure import ids
+from perdure.canonical import decode, digest
 from perdure.errors import Invalid
-from perdure.records import codec, effect, run, thread
+from perdure.records import codec, effect, run, task, thread
 from perdure.records.parts import NO_CHARGE, Charge, Usage
 from perdure.rules.lifecycle import EffectClass, EffectStatus
 from perdure.rules.recovery import result_digest
@@ -96,6 +97,9 @@ class Run(msgspec.Struct):
     settled: bool = False
     doubted: bool = False  # an effect was unknown at some time: it may have been parked
     model: Effect | None = None  # the newest once model call, until a response or a definite failure ends it
+    tasks: dict[str, bool] = msgspec.field(default_factory=dict)  # of a workflow: task to whether it has ended
+    workflow: bool = False
+    parts: list[str] = msgspec.field(default_factory=list)  # runs of agents' turns inside its tasks
 
     def open_calls(self) -> Iterator[str]:
         return (id for id in self.batch if not self.calls[id].closed)
@@ -147,6 +151,10 @@ class Trace:
         self.program = r.program
 
     def input(self, r: thread.UserInputRecorded) -> None:
+        whole = self.runs.get(ids.run_id(r.submission))
+        if whole is not None and r.run in whole.parts and r.run not in self.runs:
+            self.runs[r.run] = Run(r.submission, self.sequence, msgspec.Raw(b"null"))
+            return
         if r.run != ids.run_id(r.submission):
             self.fail("record-identity", f"run {r.run!r} is not the run of submission {r.submission!r}")
         if r.run in self.runs:
@@ -176,31 +184,41 @@ class Trace:
         if r.outcome == "cancelled" and r.submission not in self.cancels:
             self.fail("cancel-requested", f"submission {r.submission!r} is cancelled and nobody asked for it")
         owner = self.open.pop(r.run, None)
-        if owner is not None:
-            owner.settled = True
-        self._end_known(r, owner)
+        parts = [] if owner is None else [self.runs[id] for id in owner.parts if id in self.runs]
+        for one in parts if owner is None else (owner, *parts):
+            one.settled = True
+        self._end_known(r, owner, parts)
         self._output(r, owner)
         if owner is not None:
             owner.completed = None  # compared; its output would be kept for nothing
 
-    def _end_known(self, r: thread.SubmissionSettled, owner: Run | None) -> None:
-        calls = {} if owner is None else owner.calls
+    def _end_known(self, r: thread.SubmissionSettled, owner: Run | None, parts: list[Run]) -> None:
         doubt = set()
-        for id, call in calls.items():
+        for one in () if owner is None else (owner, *parts):
+            doubt |= self._ends(one)
+        if owner is not None and not all(owner.tasks.values()):
+            left = [id for id, ended in owner.tasks.items() if not ended]
+            self.fail("tasks-ended", f"tasks {left} began and have no end")
+        if set(r.unknown) != doubt or len(r.unknown) != len(doubt):
+            self.fail("unknown-listed", f"the settlement lists {list(r.unknown)}; unknown are {sorted(doubt)}")
+
+    def _ends(self, owner: Run) -> set[str]:
+        """Effects of a run that are unknown at its end; what is neither known nor unknown is a violation."""
+        doubt = set()
+        for id, call in owner.calls.items():
             if call.newest is None and not call.closed:
                 self.fail("ends-known", f"call {id} never started and is not withdrawn")
             for found in call.effects():
                 if found.in_doubt:
                     doubt.add(found.id)
-                elif found.status is EffectStatus.STARTED:
+                elif found.status is EffectStatus.STARTED and not found.superseded:
                     self.fail("ends-known", f"effect {found.id} of call {id} has neither an outcome nor is it unknown")
-        model = None if owner is None else owner.model
+        model = owner.model
         if model is not None and model.in_doubt:
             doubt.add(model.id)
         elif model is not None and model.status is EffectStatus.STARTED:
             self.fail("ends-known", f"model call {model.id} has neither an outcome nor is it unknown")
-        if set(r.unknown) != doubt or len(r.unknown) != len(doubt):
-            self.fail("unknown-listed", f"the settlement lists {list(r.unknown)}; unknown are {sorted(doubt)}")
+        return doubt
 
     def _output(self, r: thread.SubmissionSettled, owner: Run | None) -> None:
         completed = None if owner is None else owner.completed
@@ -486,6 +504,73 @@ class Trace:
             return
         about.status, about.verdict = _VERDICT_STATUS[r.verdict], r.verdict
 
+    # -- tasks of a workflow ------------------------------------------------------------------------------------------
+    def workflow_started(self, r: task.WorkflowStarted) -> None:
+        owner = self._run(r)
+        if owner is None:
+            return
+        if owner.workflow:
+            self.fail("deadline-constant", f"run {r.run!r} starts a second time")
+        owner.workflow, owner.deadline = True, r.deadline
+
+    def _workflow(self, r: Any) -> Run | None:
+        owner = self._run(r)
+        if owner is not None and not owner.workflow:
+            self.fail("tasks-once", f"{type(r).__name__} of run {r.run!r}, which is no workflow")
+            return None
+        return owner
+
+    def task_started(self, r: task.TaskStarted) -> None:
+        owner = self._workflow(r)
+        if owner is None:
+            return
+        if owner.tasks.get(r.task):
+            self.fail("tasks-once", f"task {r.task!r} begins again after its end")
+        owner.tasks[r.task] = False
+        if r.agent:
+            owner.parts.append(r.agent)
+            return
+        earlier = owner.calls.get(r.task)
+        call = Call(run.ToolOperation(r.task, r.operation, r.effect_class, contract=r.definition))
+        if earlier is not None and earlier.newest is not None:
+            if earlier.once and not earlier.closed:
+                self.fail("once-dispatch", f"task {r.task!r} begins again; its effect is {earlier.newest.status}")
+            earlier.newest.superseded |= earlier.newest.status is EffectStatus.STARTED
+        owner.calls[r.task] = call
+
+    def about_task(self, r: Any) -> None:
+        owner = self._workflow(r)
+        if owner is not None and owner.tasks.get(r.task, True):
+            self.fail("tasks-once", f"{type(r).__name__} of task {r.task!r}, which does not run")
+
+    def task_retry(self, r: task.TaskRetryScheduled) -> None:
+        self.about_task(r)
+        owner = self.runs.get(r.run)
+        call = None if owner is None else owner.calls.get(r.task)
+        if call is not None and call.newest is not None and call.newest.status is EffectStatus.STARTED:
+            call.newest.superseded = True  # its class can bear another try
+        elif call is not None and call.newest is None:
+            call.closed = True
+
+    def task_settled(self, r: task.TaskSettled) -> None:
+        owner = self._workflow(r)
+        if owner is None:
+            return
+        if owner.tasks.get(r.task):
+            self.fail("tasks-once", f"task {r.task!r} ends a second time")
+        owner.tasks[r.task] = True
+        call = owner.calls.get(r.task)
+        if call is not None and call.newest is None:
+            call.closed = True
+        for name, raw, found in (("output", r.output, r.output_digest), ("delta", r.delta, r.delta_digest)):
+            if found and found != digest(decode(raw)):
+                self.fail("task-digests", f"the {name} of task {r.task!r} is not that of its digest")
+            if raw and not found and name == "delta":
+                self.fail("task-digests", f"the delta of task {r.task!r} has no digest")
+
+    def budget(self, r: Any) -> None:
+        self._workflow(r)
+
 
 _NO_USAGE = Usage()
 
@@ -517,4 +602,11 @@ _TAKE: dict[type, Callable[[Trace, Any], None]] = {
     effect.ToolCallWithdrawn: Trace.call_withdrawn,
     effect.ToolCallUnknown: Trace.unknown,
     effect.ToolCallResolved: Trace.resolved,
+    task.WorkflowStarted: Trace.workflow_started,
+    task.TaskStarted: Trace.task_started,
+    task.TaskRetryScheduled: Trace.task_retry,
+    task.TaskWaiting: Trace.about_task,
+    task.TaskSettled: Trace.task_settled,
+    task.BudgetDenied: Trace.budget,
+    task.BudgetRaised: Trace.budget,
 }

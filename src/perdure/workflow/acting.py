@@ -21,7 +21,7 @@ from perdure.engine import effects
 from perdure.engine.attempt import Attempt
 from perdure.engine.intents import Op, lose
 from perdure.errors import Denied, Error, Invalid
-from perdure.limits import FAILURE_MESSAGE_CHARS_MAX
+from perdure.limits import DIFF_CHARS_MAX, FAILURE_MESSAGE_CHARS_MAX
 from perdure.ports.executor import Call, Executor, Facts, Failed, InDoubt, Performed, Produced, Workspace
 from perdure.ports.failpoints import Boundary
 from perdure.ports.ledger import ApprovalRow, EffectRow
@@ -122,7 +122,7 @@ class Acting:
             self.attempt.run.id, task.id, attempt, facts.operation, facts.effect_class, task.definition
         )
         if isinstance(allowed, authority.Asked):
-            return self._ask(task, started, facts, allowed)
+            return self._ask(task, started, facts, allowed, given)
         acted = Acted([started])
         self._start(task, facts, acted, first=True)
         return acted
@@ -135,7 +135,7 @@ class Acting:
                 return Acted(outcome=_denied(f"{kind} is denied by policy: {reason}."))
             case authority.Asked() as asked:
                 started = TaskStarted(self.attempt.run.id, task.id, attempt, kind, "keyed", task.definition)
-                return self._ask(task, started, facts, asked)
+                return self._ask(task, started, facts, asked, request)
             case _:
                 return None
 
@@ -145,7 +145,7 @@ class Acting:
         touch = authority.Touch((facts.capability, facts.operation), facts.kind, facts.risk, remote=remote)
         return authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
 
-    def _ask(self, task: PlannedTask, started: TaskStarted, facts: Facts, asked: authority.Asked) -> Acted:
+    def _ask(self, task: PlannedTask, started: TaskStarted, facts: Facts, asked: authority.Asked, shown: Any) -> Acted:
         match self.plan.policy.non_interactive:
             case "deny_approval":
                 return Acted(outcome=_denied(f"{facts.operation} needs an approval, and nonInteractive denies it."))
@@ -153,19 +153,21 @@ class Acting:
                 said = f"{facts.operation} needs an approval, and nonInteractive is `fail`."
                 return Acted(outcome=Broken(Failure("denied", said), fatal=True))
             case _:
-                return self.request(task, started, facts.operation, facts.request, asked.reason)
+                return self.request(task, started, facts.operation, facts.request, asked.reason, shown)
 
-    def request(self, task: PlannedTask, started: TaskStarted, operation: str, request: Any, reason: str) -> Acted:
-        """Ask a person: bound to the exact request."""
+    def request(
+        self, task: PlannedTask, started: TaskStarted, operation: str, request: Any, reason: str, shown: Any = None
+    ) -> Acted:
+        """Ask a person: bound to the exact request; ``shown`` are the values they read, if that is only their digest."""
         attempt = self.attempt
         assert attempt.submission is not None
-        raw = canonical.encode(request, "request")
+        told = canonical.encode(redact(_told(request, shown), frozenset()), "request")
         digest = canonical.digest(request)
         run, tries = attempt.run.id, self._tries(task.id) + 1
         approval = ids.approval_id(run, f"{task.id}#{tries}", operation, task.definition, digest)
         row = ApprovalRow(
             approval, attempt.number, attempt.submission.id, run, task.id, operation,
-            canonical.encode(redact(canonical.decode(raw), frozenset())), digest, reason, attempt.host.clock.now(), "pending",
+            told, digest, reason, attempt.host.clock.now(), "pending",
         )  # fmt: skip
         record = ToolApprovalRequested(run, task.id, approval, operation, digest, reason)
         return Acted(
@@ -304,13 +306,20 @@ class Acting:
             )  # fmt: skip
             if not isinstance(outcome, effects.UnknownOutcome) or isinstance(outcome.cause, asyncio.CancelledError):
                 break
-            if prepared.effect_class == "once" or live == _LIVE_TRIES_MAX or _retried(task, outcome.cause):
+            if prepared.effect_class == "once" or live == _LIVE_TRIES_MAX or self._retried(task, outcome.cause):
                 break
             if prepared.effect_class in ("pure", "observe"):
                 break
             await self._repeat(task, action, given, live)
             live += 1
         return self._judge(task, prepared, outcome)
+
+    def _retried(self, task: PlannedTask, cause: BaseException | None) -> bool:
+        """Whether the task's own policy tries such a failure again."""
+        flow = self.attempt.run.flow
+        assert flow is not None
+        kind = cause.kind if isinstance(cause, InDoubt) else _kind(cause)
+        return flow.tasks[task.id].attempt < task.retry.max_attempts and kind in task.retry.on
 
     async def _repeat(self, task: PlannedTask, action: Action, given: dict[str, Any], live: int) -> None:
         """Record another try of an effect whose class can bear it, after a moment."""
@@ -332,14 +341,13 @@ class Acting:
                 if isinstance(cause, asyncio.CancelledError):
                     raise cause
                 kind = cause.kind if isinstance(cause, InDoubt) else _kind(cause)
-                if prepared.effect_class in ("pure", "observe") or (
-                    prepared.effect_class != "once" and _retried(task, cause)
-                ):
-                    failure = Failure(kind, reason)
-                    output = cause.output if isinstance(cause, InDoubt) else None
-                    ended = Acted([], [_declared(effect)], Broken(failure, output, retry=_RETRY_KINDS.get(kind, "")))
-                    ended.records.append(ToolCallSettled(run, task.id, failure=failure))
-                    return ended
+                output = cause.output if isinstance(cause, InDoubt) else None
+                broken = Broken(Failure(kind, reason), output, retry=_RETRY_KINDS.get(kind, ""))
+                if prepared.effect_class in ("pure", "observe"):  # what only reads has simply failed
+                    settled = ToolCallSettled(run, task.id, failure=broken.failure)
+                    return Acted([settled], [_end(effect, "refused", now)], broken)
+                if prepared.effect_class != "once" and self._retried(task, cause):
+                    return Acted([], [_declared(effect)], broken)  # another try follows, under the same key
                 unknown = ToolCallUnknown(run, task.id, effect, prepared.tool, reason)
                 return Acted([unknown], [lose(effect, now)], Left("unknown"), Boundary.CALL_UNKNOWN)
             case _:
@@ -393,6 +401,16 @@ def workspace_of(root: str, writable: Sequence[str]) -> Workspace:
     return Workspace(base, tuple((base / folder).resolve() for folder in writable))
 
 
+def _told(request: Any, shown: Any) -> dict[str, Any]:
+    """A request as people read it: with the values that it names by their digests, cut where they are long."""
+    told: dict[str, Any] = dict(request) if isinstance(request, dict) else {"request": request}
+    for name, value in (shown or {}).items() if isinstance(shown, dict) else ():
+        if name not in told:
+            whole = isinstance(value, str) and len(value) > DIFF_CHARS_MAX
+            told[name] = value[:DIFF_CHARS_MAX] + " [cut]" if whole else value
+    return told
+
+
 def _printed(result: Any) -> int:
     """Bytes that a process printed, by its result."""
     if not isinstance(result, dict) or "stdout" not in result:
@@ -410,12 +428,6 @@ def _failure(kind: str, error: BaseException) -> Failure:
 
 def _kind(cause: BaseException | None) -> str:
     return "timeout" if isinstance(cause, TimeoutError) else "transport"
-
-
-def _retried(task: PlannedTask, cause: BaseException | None) -> bool:
-    """Whether the task's own policy tries such a failure again."""
-    kind = cause.kind if isinstance(cause, InDoubt) else _kind(cause)
-    return task.retry.max_attempts > 1 and kind in task.retry.on
 
 
 def _broken(failure: Failure, cause: BaseException | None) -> Broken:

@@ -68,7 +68,7 @@ class Effects(Rows):
         """See ``ports.ledger.Ledger.effects``."""
         only = {None: "", "unknown": "AND status = 'unknown' AND verdict IS NULL "}.get(status, "AND status = ?1 ")
         if run is not None:
-            only += "AND run = ?2 "
+            only += "AND (run = ?2 OR (run > ?2 || '.' AND run < ?2 || '/')) "
         if after:  # the id of the last row of the page before
             only += "AND (started_at, id) > (SELECT started_at, id FROM effect WHERE id = ?3) "
         rows = self._rows(_EFFECT + f"WHERE TRUE {only}ORDER BY started_at, id LIMIT ?4", status, run, after, limit)
@@ -121,6 +121,6 @@ class Effects(Rows):
         """See ``ports.ledger.Ledger.approvals``."""
         only = "" if status is None else "AND status = ?1 "
         if run is not None:
-            only += "AND run = ?2 "
+            only += "AND (run = ?2 OR (run > ?2 || '.' AND run < ?2 || '/')) "
         rows = self._rows(_APPROVAL + f"WHERE TRUE {only}ORDER BY asked_at, id LIMIT ?3", status, run, limit)
         return [ApprovalRow(*row) for row in rows]
