@@ -2,12 +2,14 @@
 
 A history that a release has written is never written again: a new format gets a new folder, and every reader stays.
 Each line is one batch body in hex. ``every_kind`` holds the kinds of the first day, two handovers and every way to
-settle; ``model_calls`` holds what became of model calls since then, so that both together hold every kind.
+settle; ``model_calls`` holds what became of model calls since then, ``workflow`` a run of a workflow: together they hold
+every kind.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -57,6 +59,9 @@ from perdure.records.thread import (
     UserInputRecorded,
 )
 from perdure.rules.recovery import result_digest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support import flow_records
 
 THREAD = "thread_golden"
 DEADLINE = 1_800_000_000_000_000
@@ -351,6 +356,7 @@ def model_calls() -> list[tuple[int, list[codec.Record]]]:
 HISTORIES = {
     "every_kind": (THREAD, lambda: first_run() + other_runs()),
     "model_calls": ("thread_models", model_calls),
+    "workflow": (flow_records.THREAD, lambda: [(1, list(batch)) for batch in flow_records.BATCHES]),
 }
 
 

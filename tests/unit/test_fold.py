@@ -200,7 +200,8 @@ def test_a_record_that_cannot_follow_is_corrupt_and_named(
 
 def test_every_handler_that_can_refuse_has_a_case() -> None:
     never = {CancelRequested, RepairAnnotated}  # they may stand anywhere
-    assert {type(case[2]) for case in CANNOT_FOLLOW} | never == set(codec.Record.__args__)
+    elsewhere = {kind for kind in codec.Record.__args__ if kind.__module__ == "perdure.records.task"}  # test_flow.py
+    assert {type(case[2]) for case in CANNOT_FOLLOW} | never | elsewhere == set(codec.Record.__args__)
 
 
 # -- what it remembers ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ HISTORIES = Path(__file__).resolve().parents[1] / "histories"
 PINNED = {
     "0.1/every_kind": ("thread_golden", 64, "08e171ffd9172a5b40885e56f626f38dabee10beddf1b17d8595861ee78199ab"),
     "0.1/model_calls": ("thread_models", 57, "f6ef79de68cd9265bf0ba84d1ee9e310d031f21152edf7fe1f77442111f9dcff"),
+    "0.1/workflow": ("thread_flow", 31, "9eb6487593f4298148ce0c923e287012c21cb58a6be765aafc77e10c001bbc9b"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ async def worked(path: Path, number: int, *, now: int = 10) -> None:
     blocked = Fault(waiting.thread_number, "waiting", "corrupt", "", now, now, 1, now)
     await given.do(lambda tx: tx.ledger.put_fault(blocked))
     await store.close()
+    if number >= 2:
+        with contextlib.closing(apsw.Connection(str(path))) as connection:
+            connection.execute("""INSERT INTO model VALUES ('gpt', 1, 1, 1); INSERT INTO watcher VALUES ('sub', 'w', 1);
+                INSERT INTO live (submission, producer, at, body) VALUES ('sub', 'w', 1, x'00')""")
 
 
 def contents(path: Path) -> dict[str, list[Any]]:
@@ -115,7 +120,7 @@ async def test_an_older_database_that_live_workers_use_is_refused_and_stays_as_i
     path = tmp_path / "store.db"
     await worked(path, number, now=time.time_ns() // 1000 + 3_600_000_000)
     before = path.read_bytes(), layout(path)
-    with pytest.raises(Unavailable, match=r"format 1, and workers hold 1 of its threads.*Stop the workers"):
+    with pytest.raises(Unavailable, match=rf"format {number}, and workers hold 1 of its threads.*Stop the workers"):
         open_store(path)
     assert (path.read_bytes(), layout(path)) == before
     connection = apsw.Connection(str(path))

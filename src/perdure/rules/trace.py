@@ -206,7 +206,7 @@ class Trace:
         """Effects of a run that are unknown at its end; what is neither known nor unknown is a violation."""
         doubt = set()
         for id, call in owner.calls.items():
-            if call.newest is None and not call.closed:
+            if call.newest is None and not call.closed and not owner.tasks.get(id):
                 self.fail("ends-known", f"call {id} never started and is not withdrawn")
             for found in call.effects():
                 if found.in_doubt:
@@ -549,8 +549,6 @@ class Trace:
         call = None if owner is None else owner.calls.get(r.task)
         if call is not None and call.newest is not None and call.newest.status is EffectStatus.STARTED:
             call.newest.superseded = True  # its class can bear another try
-        elif call is not None and call.newest is None:
-            call.closed = True
 
     def task_settled(self, r: task.TaskSettled) -> None:
         owner = self._workflow(r)
@@ -559,9 +557,6 @@ class Trace:
         if owner.tasks.get(r.task):
             self.fail("tasks-once", f"task {r.task!r} ends a second time")
         owner.tasks[r.task] = True
-        call = owner.calls.get(r.task)
-        if call is not None and call.newest is None:
-            call.closed = True
         for name, raw, found in (("output", r.output, r.output_digest), ("delta", r.delta, r.delta_digest)):
             if found and found != digest(decode(raw)):
                 self.fail("task-digests", f"the {name} of task {r.task!r} is not that of its digest")

@@ -285,7 +285,7 @@ class Expansion:
             around = " -> ".join((*frame.stack, name))
             self._found.add("dependency_cycle", f"{path}.uses", f"Sub-workflows use each other in a circle: {around}.")
             return
-        boundary = f"{id}--inputs-{digest_id(msgspec.to_builtins(definition))}"
+        boundary = f"{id}--inputs-{digest_id(msgspec.json.decode(msgspec.json.encode(definition)))}"
         given = {**definition.inputs, **self._renamed(task.with_, f"{path}.with", frame)}
         when = None if task.when is None else self._renamed_text(task.when, f"{path}.when", frame)
         self.drafts.append(
