@@ -147,14 +147,19 @@ def _talk(
     connection.sock.settimeout(call.timeout)
     try:
         connection.request(call.action.method, target.path, body or None, headers)
-        response = connection.getresponse()
-        limit = call.policy.network.max_response_bytes
-        raw = response.read(limit + 1)
+        with contextlib.closing(connection.getresponse()) as response:
+            limit = call.policy.network.max_response_bytes
+            raw = response.read(limit + 1)
+            left = response.length
         if len(raw) > limit:
             raise _Sent(f"the answer has more than {limit:,} bytes")
+        if left:
+            raise _Sent(f"the answer ended {left:,} bytes early")
         return response.status, {name.lower(): value for name, value in response.getheaders()}, raw
     except (OSError, http.client.HTTPException) as error:
         raise _Sent(f"the connection was lost after the request began to leave: {error}") from error
+    finally:
+        connection.close()
 
 
 def _url(action: Action, input: Mapping[str, Any]) -> str:

@@ -68,20 +68,33 @@ class _Drain:
                 full.set()
 
 
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    """Tells when the process itself has ended, whoever else keeps its outputs open."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=65_536, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    def process_exited(self) -> None:
+        """The process ended."""
+        super().process_exited()
+        self.exited.set()
+
+
 async def run(
     argv: list[str], *, cwd: Path, env: Mapping[str, str], stdin: bytes, timeout: float, limits: Limits
 ) -> Ended:
     """Run one process to its end.
 
     Raises:
-        FileNotFoundError, PermissionError, OSError: it surely did not start.
-        TimeoutError: it did not end in time; the group was ended. What it printed is in ``__notes__`` of nobody: the
-            caller gets it as :class:`Late`.
+        OSError: it surely did not start. Late: it did not end in time; the group was ended.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv, cwd=cwd, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        _Protocol, *argv, cwd=cwd, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
+    process = asyncio.subprocess.Process(transport, protocol, loop)
     drain, full = _Drain(limits), asyncio.Event()
     assert process.stdout is not None
     assert process.stderr is not None
@@ -90,7 +103,7 @@ async def run(
         asyncio.ensure_future(drain.read("stderr", process.stderr, full)),
     ]
     writing = asyncio.ensure_future(_feed(process, stdin))
-    ending = asyncio.ensure_future(_end(process, reading))
+    ending = asyncio.ensure_future(_end(protocol, reading))
     filling = asyncio.ensure_future(full.wait())
     try:
         done, _ = await asyncio.wait([ending, filling], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -102,7 +115,7 @@ async def run(
     finally:
         for task in (filling, writing):
             task.cancel()
-        await _stop(process, ending, reading)
+        await _stop(process, protocol, ending, reading)
 
 
 class Late(TimeoutError):
@@ -126,14 +139,17 @@ async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
     process.stdin.close()
 
 
-async def _end(process: asyncio.subprocess.Process, reading: Sequence[asyncio.Future[None]]) -> None:
+async def _end(protocol: _Protocol, reading: Sequence[asyncio.Future[None]]) -> None:
     """The process ended and so did its outputs; a grandchild that keeps them open is not waited for long."""
-    await process.wait()
+    await protocol.exited.wait()
     await asyncio.wait(reading, timeout=PROCESS_GRACE_SECONDS)
 
 
 async def _stop(
-    process: asyncio.subprocess.Process, ending: asyncio.Future[None], reading: Sequence[asyncio.Future[None]]
+    process: asyncio.subprocess.Process,
+    protocol: _Protocol,
+    ending: asyncio.Future[None],
+    reading: Sequence[asyncio.Future[None]],
 ) -> None:
     """End whatever is left of the group, and leave nothing behind. Also when this is itself cancelled."""
     if process.returncode is None:
@@ -143,7 +159,7 @@ async def _stop(
     _signal(process.pid, signal.SIGKILL)
     if process.returncode is None:
         with contextlib.suppress(asyncio.CancelledError):
-            await process.wait()
+            await protocol.exited.wait()
     for task in (ending, *reading):
         task.cancel()
     transport = getattr(process, "_transport", None)
@@ -196,10 +212,11 @@ class Processes:
             raise Denied(f"processAllowlist does not name {name!r}.", help="Add it to policy.processAllowlist.")
         if call.action.isolation == "container":
             return command
-        if "/" in command:
-            found: str | None = str(call.workspace.root.joinpath(*inside(call.workspace.root, command)))
-            if command.startswith("/"):
-                found = command
+        found: str | None
+        if command.startswith("/"):
+            found = command
+        elif "/" in command:
+            found = str(call.workspace.root.joinpath(*inside(call.workspace.root, command)))
         else:
             found = shutil.which(command)
         if found is None or not os.access(found, os.X_OK):
