@@ -31,8 +31,10 @@ def run_id(submission: str) -> str:
 
 
 def submission_of(run_or_submission: str) -> str:
-    """The submission id of a submission id or of its run's id."""
-    return "sub_" + run_or_submission[4:] if run_or_submission.startswith("run_") else run_or_submission
+    """The submission id of a submission id, of its run's id, or of the id of a part of that run (``RUN.TASK.TRY``)."""
+    if not run_or_submission.startswith("run_"):
+        return run_or_submission
+    return "sub_" + run_or_submission[4:].partition(".")[0]
 
 
 def submission_id(thread: str, principal: str, key: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 
+from crash.flows import FLOWS
 from perdure import Agent, Applied, CancelRun, NotApplied, Policy, Refused, SafeToRetry, StillUnknown, ToolContext, tool
 from perdure.definitions.tool import Tool
 from perdure.definitions.verdicts import UnknownCall, Verdict
@@ -662,6 +663,9 @@ async def slow_owner_comes_back(stage: Stage) -> None:
 @scenario(effects={"pay": "once"}, outcomes=frozenset({"cancelled"}), in_flight=1, doubts=1)
 async def slow_owner_comes_back_to_a_cancelled_run(stage: Stage) -> None:
     await two_owners(stage, cancel=True)
+
+
+SCENARIOS.extend(FLOWS)
 
 
 def named(name: str) -> Scenario:

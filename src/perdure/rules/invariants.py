@@ -260,8 +260,7 @@ def _compare_effects(trace: Trace, rows: list[EffectRow], fail: Callable[[str, s
         place = (row.run, row.call, row.step, row.key, row.sequence, row.tries)
         if place != (want.run, want.call, want.step, want.key, want.sequence, want.attempt):
             fail("ledger-effects", f"effect {want.id!r} has another place in the ledger: {place}")
-        owner = trace.runs.get(want.run)
-        if row.submission != (owner.submission if owner is not None else ids.submission_of(want.run)):
+        if row.submission != ids.submission_of(want.run):
             fail("ledger-effects", f"effect {want.id!r} belongs to {row.submission!r} in the ledger")
         if want.operation is not None:
             declared = (row.operation, row.effect_class, row.business_key)

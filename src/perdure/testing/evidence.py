@@ -30,6 +30,7 @@ from perdure.records.effect import (
 )
 from perdure.records.parts import CallPart
 from perdure.records.run import ModelCallPrepared, ModelCallUnknown, ModelResponseRecorded
+from perdure.records.task import TaskStarted
 from perdure.records.thread import SubmissionSettled
 from perdure.testing.stage import People, open_at
 from perdure.testing.world import Entry, World, check_laws
@@ -49,6 +50,8 @@ class Expected:
         asks: names of occurrences that a person must have approved first.
         in_flight: how many effects one death may leave unknown; None does not count them.
         doubts: effects that become unknown without any death.
+        unwitnessed: operations whose effects the world does not see, such as a file that is written; ``model`` for those
+            of models.
         check: further laws of this scenario: sentences, each a violation.
     """
 
@@ -57,6 +60,7 @@ class Expected:
     asks: frozenset[str] = frozenset()
     in_flight: int | None = None
     doubts: int = 0
+    unwitnessed: frozenset[str] = frozenset()
     check: Callable[[Evidence], Iterable[str]] | None = None
 
 
@@ -122,17 +126,24 @@ def _three_laws(e: Evidence, expected: Expected) -> list[str]:
     accepted = {noted["key"] for noted in e.people.noted("accepted")}
     counts = Counter(record.submission for record in e.of(SubmissionSettled))
     settlements = {submission: counts[submission] for submission in accepted | set(e.rows)}
-    return check_laws(e.world, _confirmed(e), _permitted(e, expected), settlements)
+    return check_laws(e.world, _confirmed(e, expected.unwitnessed), _permitted(e, expected), settlements)
 
 
-def _confirmed(e: Evidence) -> list[tuple[str, str | None, object]]:
+def _confirmed(e: Evidence, unwitnessed: frozenset[str]) -> list[tuple[str, str | None, object]]:
     """Effect, key and result of everything recorded as having happened."""
     started: dict[tuple[str, str, str | None], ToolCallPrepared | ToolStepPrepared] = {}
     stepped: set[tuple[str, str]] = set()
     asked = {record.effect: record.key for record in e.of(ModelCallPrepared)}
+    inside = {(record.run, record.task) for record in e.of(TaskStarted) if record.effect_class == "pure"}
     confirmed: list[tuple[str, str | None, object]] = []
     for record in e.records:
         match record:
+            case ToolCallSettled() if (record.run, record.call) in inside:
+                pass  # a wait or an approval: nothing outside was touched
+            case ToolCallSettled() if _operation(started, record) in unwitnessed:
+                pass
+            case ModelResponseRecorded() if "model" in unwitnessed:
+                pass
             case ToolCallPrepared():
                 started[record.run, record.call, None] = record
             case ToolStepPrepared():
@@ -153,6 +164,11 @@ def _confirmed(e: Evidence) -> list[tuple[str, str | None, object]]:
             case _:
                 pass
     return confirmed
+
+
+def _operation(started: Mapping[Any, ToolCallPrepared | ToolStepPrepared], record: ToolCallSettled) -> str:
+    found = started.get((record.run, record.call, None))
+    return found.tool if isinstance(found, ToolCallPrepared) else ""
 
 
 def _permitted(e: Evidence, expected: Expected) -> dict[str, int | None]:
@@ -223,13 +239,19 @@ def _refusals_are_true(e: Evidence, _: Expected) -> list[str]:
     """Nothing is recorded as definitely failed that took place."""
     happened = {entry.key for entry in e.entries if entry.key is not None}
     said = {noted["key"] for noted in e.people.noted("refused")}
-    started = {(record.run, record.call): record for record in e.of(ToolCallPrepared)}
-    violations = []
-    for record in e.of(ToolCallSettled):
-        found = started.get((record.run, record.call))
-        if record.failure is not None and found is not None and found.key in happened - said:
-            violations.append(f"{found.tool} is recorded as failed ({record.failure.message}), and it took place.")
-    return violations
+    started: dict[tuple[str, str], ToolCallPrepared] = {}
+    failed: dict[str, str] = {}  # by key: another try under it may have taken place
+    for record in e.records:
+        match record:
+            case ToolCallPrepared(run=run, call=call, key=key):
+                started[run, call] = record
+                failed.pop(key, None)
+            case ToolCallSettled(run=run, call=call, failure=failure) if failure is not None and (run, call) in started:
+                found = started[run, call]
+                failed[found.key] = f"{found.tool} is recorded as failed ({failure.message}), and it took place."
+            case _:
+                pass
+    return [sentence for key, sentence in failed.items() if key in happened - said]
 
 
 def _approved_first(e: Evidence, expected: Expected) -> list[str]:

@@ -161,8 +161,8 @@ class Acting:
         """Ask a person: bound to the exact request; ``shown`` are the values they read, if that is only their digest."""
         attempt = self.attempt
         assert attempt.submission is not None
-        told = canonical.encode(redact(_told(request, shown), frozenset()), "request")
-        digest = canonical.digest(request)
+        whole = _told(request, shown)
+        told, digest = canonical.encode(redact(whole, frozenset()), "request"), canonical.digest(whole)
         run, tries = attempt.run.id, self._tries(task.id) + 1
         approval = ids.approval_id(run, f"{task.id}#{tries}", operation, task.definition, digest)
         row = ApprovalRow(
