@@ -33,7 +33,7 @@ from perdure.engine.worker import Worker
 from perdure.errors import Conflict, Invalid, RunCancelled, RunFailed
 from perdure.limits import LEASE_SECONDS, LEASE_SECONDS_MIN, LISTED_MAX, PAGE_BATCHES_MAX, WORKERS_MAX
 from perdure.ports.failpoints import Boundary
-from perdure.ports.ledger import ApprovalRow, EffectRow, Submission
+from perdure.ports.ledger import ApprovalRow, ArtifactRow, EffectRow, Submission
 from perdure.ports.store import Store
 from perdure.projections import approval, obligations, run, thread
 from perdure.projections.approval import Approval
@@ -195,6 +195,20 @@ class App:
         id = self._submission_id(run)
         await self._allow("inspect", submission=id)
         return await workflow.view(self.store, self._row(id))
+
+    async def artifacts(
+        self, *, run: str | None = None, task: str | None = None, digest: str | None = None
+    ) -> list[ArtifactRow]:
+        """Files that tasks left, by run, task and path."""
+        await self._allow("artifacts")
+        wanted = None if run is None else ids.run_id(ids.submission_of(run))
+        return await self.store.scan(
+            lambda tx: tx.ledger.artifacts(run=wanted, task=task, digest=digest, limit=LISTED_MAX)
+        )
+
+    def is_workflow(self, run: Receipt | str) -> bool:
+        """Whether a run is a workflow's."""
+        return self._row(self._submission_id(run)).program == PROGRAM
 
     def plan(self, run: Receipt | str) -> Plan:
         """The plan that a run of a workflow goes by."""

@@ -99,11 +99,17 @@ def _found(target: str) -> Any:
     return found
 
 
-def _imported(name: str, wanted: str) -> ModuleType:
+def importable() -> str:
+    """Let modules of the current folder be imported, as `python` itself does. The folder."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     importlib.invalidate_caches()
+    return here
+
+
+def _imported(name: str, wanted: str) -> ModuleType:
+    here = importable()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -16,6 +16,8 @@ from perdure.cli.settings import Settings, calm, fill_streams, scan_output, sile
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "approvals": ("approvals:approvals", "List, approve or reject requests for approval."),
+    "artifacts": ("artifacts:artifacts", "List, verify, export or collect files that tasks left."),
+    "budget": ("artifacts:budget", "Show what a run has used of its budgets."),
     "cancel": ("runs:cancel", "Ask a run to end."),
     "check": ("check:check", "Judge a workflow, or what this build would do with open work."),
     "completion": ("about:completion", "Print a shell's completion script."),
@@ -23,8 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("documents:doctor", "Look whether this machine has what a workflow needs."),
     "effects": ("effects:effects", "List effects, show one, reconcile unknown ones."),
     "explain": ("documents:explain", "Explain a workflow, or why a run stands where it does."),
+    "gc": ("artifacts:gc", "Remove what nothing refers to any more."),
     "graph": ("documents:graph", "Draw the tasks of a workflow or a run."),
-    "inspect": ("runs:inspect", "Show a run: its turns, calls and settlement."),
+    "inspect": ("runs:inspect", "Show a run: its turns or tasks, and its settlement."),
     "models": ("models:models", "List the names of models, check whether one can be used."),
     "obligations": ("hosts:obligations", "List what is owed and what it waits for."),
     "plan": ("documents:plan_command", "Show what a workflow compiles to."),
@@ -40,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("hosts:verify", "Check logs, ledger and indexes against each other."),
     "version": ("about:version", "Print the version."),
     "watch": ("running:watch", "Watch a run of a workflow until it settles."),
-    "worker": ("worker:worker", "Run the agents of an app until told to stop."),
+    "worker": ("worker:worker", "Run agents and workflows until told to stop."),
 }
 
 
@@ -119,7 +122,7 @@ cli = Root(
     name="perdure",
     params=_shared(hidden=False),
     help=(
-        "Durable execution for AI agents.\n\n"
+        "Durable execution for AI agents and workflows.\n\n"
         "Work that was accepted is owed exactly one settlement, however many processes die on the way. "
         "Begin with `perdure demo`.\n\n"
         "Exit codes: 0 ok; 2 usage or validation; 3 denied, approval pending, unknown outcome; 4 run failed; "

@@ -18,6 +18,7 @@ from perdure.app import App
 from perdure.app import workflows as hosting
 from perdure.cli import failures
 from perdure.cli.documents import document_options, load, warnings_of
+from perdure.cli.loading import importable
 from perdure.cli.opening import Id, address, author, opened, prepare_logging, read_value
 from perdure.cli.output import Output, plain
 from perdure.cli.settings import Settings
@@ -157,6 +158,7 @@ async def _unowned(app: App, run: str, out: Output) -> None:
 
 async def _attend(app: App, run: str, timeout: float | None, out: Output) -> int:
     """Work on a run until it settles or waits for a person; tell what happens meanwhile."""
+    importable()
     signals = Signals()
     signals.watch()
     worker = app.attend(app.thread_number(run))

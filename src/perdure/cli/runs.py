@@ -8,6 +8,7 @@ from perdure.cli.opening import Id, check_reason, opened, reason_option, run
 from perdure.cli.output import Output, cell, plain
 from perdure.projections.models import Charged, ModelTry
 from perdure.projections.run import RunView, TurnView
+from perdure.projections.workflow import TaskView, WorkflowView
 from perdure.records.parts import Usage
 
 
@@ -15,7 +16,9 @@ from perdure.records.parts import Usage
 @click.option(
     "--state", type=Id("state"), metavar="S", help="ready, running, suspended, unknown, completed, failed ..."
 )
-@click.option("--agent", type=Id("agent"), metavar="A", help="Only runs of this agent.")
+@click.option(
+    "--agent", "--workflow", "agent", type=Id("agent"), metavar="A", help="Only runs of this agent or workflow."
+)
 def runs(state: str | None, agent: str | None) -> int:
     """List runs in order of admission."""
 
@@ -41,11 +44,44 @@ def inspect(of_run: str) -> int:
     async def work(out: Output) -> None:
         async with opened(out.settings) as app:
             view = await app.inspect(of_run)
-        out.final("Run", _item(view))
-        if out.human:
+            flow = await app.workflow(of_run) if app.is_workflow(of_run) else None
+        more = {} if flow is None else plain(flow)
+        out.final("Run", {**_item(view), **more, **({"state": view.state} if flow is not None else {})})
+        if out.human and flow is not None:
+            _say_flow(flow, out)
+        elif out.human:
             _say(view, out)
 
     return run(work)
+
+
+def _say_flow(view: WorkflowView, out: Output) -> None:
+    spent = ", ".join(f"{b.unit} {b.used:,}{f' of {b.limit:,}' if b.limit else ''}" for b in view.budgets)
+    out.fields({
+        "run": view.run, "workflow": view.workflow, "plan": view.plan, "state": view.state,
+        "mode": view.mode if view.mode != "execute" else None, "admitted": view.created_at, "settled": view.settled_at,
+        "deadline": view.deadline if view.settled_at is None else None, "workspace": view.workspace,
+        "failure": f"{view.failure.kind}: {view.failure.message}" if view.failure else None,
+        "memory": view.memory or None, "budget": spent or None,
+    })  # fmt: skip
+    out.line()
+    items = [
+        {
+            "id": task.id, "state": task.state, "tries": task.attempt or None, "uses": task.uses,
+            "detail": _task_detail(task),
+        }
+        for task in view.tasks
+    ]  # fmt: skip
+    out.table({"task": "id", "state": "state", "tries": "tries", "uses": "uses", "detail": "detail"}, items)
+    if view.state == "completed":
+        out.line()
+        out.line(f"output  {cell(view.output)}")
+
+
+def _task_detail(task: TaskView) -> object:
+    if task.failure is not None:
+        return f"{task.failure.kind}: {task.failure.message}"
+    return task.effect or task.approval or task.until or task.output
 
 
 def _say(view: RunView, out: Output) -> None:

@@ -12,31 +12,35 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from types import FrameType
 from typing import Any
 
 import click
 
+from perdure import app as apps
 from perdure.app import App
-from perdure.cli.loading import app_of, app_option
-from perdure.cli.opening import prepare_logging
+from perdure.cli.loading import app_of, app_option, importable
+from perdure.cli.opening import address, prepare_logging
 from perdure.cli.output import Output
 from perdure.cli.settings import Settings
 from perdure.errors import Invalid
 from perdure.limits import STOP_SECONDS_MAX, WORKERS_MAX
 
 _DRAIN_LOOK_SECONDS = 60.0
+WORKERS = 64  # attempts at once without an app
 
 
 @click.command()
-@app_option()
+@app_option(required=False)
 @click.option(
     "--workers", type=click.IntRange(1, WORKERS_MAX), metavar="N", help="Attempts at once; by default the app's."
 )
 @click.pass_context
-def worker(context: click.Context, target: str, workers: int | None) -> int:
-    """Run the agents of an app until told to stop. Prints one line when it is ready.
+def worker(context: click.Context, target: str | None, workers: int | None) -> int:
+    """Run the agents of an app, and workflows, until told to stop; without an app, workflows only.
+
+    Prints one line when it is ready.
 
     The first SIGINT or SIGTERM drains: nothing new is begun, what runs goes on, exit code 0. The second cancels calls
     in flight: the work stays owed, exit code 130 or 143. The third ends the process at once.
@@ -100,8 +104,20 @@ class Signals:
             self.second.set()
 
 
-async def _work(out: Output, target: str, workers: int | None, signals: Signals) -> int:
-    async with app_of(target, store=out.settings.db, workers=workers) as app:
+@contextlib.asynccontextmanager
+async def _opened(out: Output, target: str | None, workers: int | None) -> AsyncIterator[App]:
+    """The app, or one that knows no agents and runs workflows."""
+    if target is not None:
+        async with app_of(target, store=out.settings.db, workers=workers) as app:
+            yield app
+        return
+    importable()
+    async with apps.open(address(out.settings, create=True), workers=workers or WORKERS) as app:
+        yield app
+
+
+async def _work(out: Output, target: str | None, workers: int | None, signals: Signals) -> int:
+    async with _opened(out, target, workers) as app:
         if app.worker is None:
             raise Invalid(f"{target} opens a client (workers=0).", help="Say how many: --workers 8.")
         signals.watch()
@@ -124,7 +140,7 @@ def _ready(app: App, out: Output) -> None:
     assert app.worker is not None
     agents = sorted(app.agents)
     out.record("Worker", {"event": "ready", "agents": agents, "store": app.address, "workers": app.worker.slots})
-    shown = ", ".join(agents) or "none"
+    shown = ", ".join(agents) or "none, workflows only"
     out.line(f"Worker ready: {app.worker.slots} attempts at once on {app.address}; agents: {shown}.")
 
 

@@ -54,6 +54,8 @@ ActionKind = Literal[
     "mcp.call",
     "a2a.delegate",
 ]
+RENDERED_FIELDS = ("args", "env", "stdin", "cwd", "url", "headers", "query", "body", "json", "title", "details")
+"""Fields of an action that may hold templates, beside ``with``; each is rendered into one value, never through a shell."""
 PROCESS_KINDS = frozenset({"builtin.shell.exec", "extension.process"})
 
 

@@ -46,10 +46,10 @@ class Excess(msgspec.Struct, frozen=True):
 
 
 def used(flow: Flow, runs: Iterable[fold.Run]) -> dict[str, int]:
-    """What a run has used, from its own records and those of its agents' runs."""
+    """What a run has used, from its own records and those of its agents' runs. What is in flight is reserved elsewhere."""
     total: dict[str, int] = dict.fromkeys(SHARED, 0)
     for run in runs:
-        total["provider_requests"] += run.model_tries + (run.model_prepared is not None)
+        total["provider_requests"] += run.model_tries
         total["turns"] += len(run.turns)
         total["tool_calls"] += run.tool_calls
         total["input_tokens"] += run.usage.input + run.charged.input

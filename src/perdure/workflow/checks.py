@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.definitions.workflow import PROCESS_KINDS, Action, Agent, ToolContract
+import msgspec
+
+from perdure.definitions.workflow import PROCESS_KINDS, RENDERED_FIELDS, Action, Agent, ToolContract
 from perdure.rules import authority
 from perdure.workflow import templates
 from perdure.workflow.diagnostics import nearest
@@ -131,7 +133,13 @@ class Checks:
             text = self._instructions.get(draft.target, "")
             self._template(draft, f"spec.agents.{draft.target}.instructions", text, "value")
         if draft.kind == "action" and draft.target in self._spec.actions:
-            self._template(draft, f"spec.actions.{draft.target}.with", self._spec.actions[draft.target].with_, "value")
+            action = self._spec.actions[draft.target]
+            self._template(draft, f"spec.actions.{draft.target}.with", action.with_, "value")
+            for field in RENDERED_FIELDS:
+                value = getattr(action, field)
+                if value:
+                    plain = msgspec.json.decode(msgspec.json.encode(value))
+                    self._template(draft, f"spec.actions.{draft.target}.{field}", plain, "value")
 
     def _template(self, draft: Draft, path: str, value: Any, shape: str) -> None:
         try:

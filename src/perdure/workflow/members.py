@@ -10,7 +10,7 @@ import msgspec
 
 from perdure import canonical
 from perdure.clock import parse_instant, seconds
-from perdure.definitions.workflow import Action
+from perdure.definitions.workflow import RENDERED_FIELDS, Action
 from perdure.engine.attempt import Attempt
 from perdure.engine.intents import Op
 from perdure.errors import Error, Invalid
@@ -215,10 +215,10 @@ class Members:
     def _action(self, action: Action, scope: Scope) -> Action:
         """The action with its own templates rendered, each into one value."""
         changed: dict[str, Any] = {}
-        for name in _RENDERED:
+        for name in RENDERED_FIELDS:
             value = getattr(action, name)
             if value:
-                plain = msgspec.to_builtins(value)
+                plain = msgspec.json.decode(_encode(value))
                 rendered = templates.parse(plain, name).render(scope)
                 if rendered != plain:
                     changed[name] = _as_text(name, rendered)
@@ -423,7 +423,6 @@ class Members:
 
 
 _LOST = {"reason": DEPENDENCY}
-_RENDERED = ("args", "env", "stdin", "cwd", "url", "headers", "query", "body", "json", "title", "details")
 
 
 def _as_text(name: str, value: Any) -> Any:
