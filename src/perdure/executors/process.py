@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.definitions.workflow import Action
+from perdure.definitions.workflow import Action, Policy
 from perdure.errors import Denied, Invalid
 from perdure.executors import container
 from perdure.executors.secret_values import shown, texts, without
@@ -153,10 +153,10 @@ async def _stop(
 ) -> None:
     """End whatever is left of the group, and leave nothing behind. Also when this is itself cancelled."""
     if process.returncode is None:
-        _signal(process.pid, signal.SIGTERM)
+        signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([ending], timeout=PROCESS_GRACE_SECONDS)
-    _signal(process.pid, signal.SIGKILL)
+    signal_group(process.pid, signal.SIGKILL)
     if process.returncode is None:
         with contextlib.suppress(asyncio.CancelledError):
             await protocol.exited.wait()
@@ -167,9 +167,59 @@ async def _stop(
         transport.close()
 
 
-def _signal(group: int, number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Tell every process of a group; none may be left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def allowed(command: str, policy: Policy) -> None:
+    """Hold a command to the policy.
+
+    Raises:
+        Denied: it does not name it.
+    """
+    name = os.path.basename(command)  # noqa: PTH119 - a word, perhaps no path
+    if name not in policy.process_allowlist:
+        raise Denied(f"processAllowlist does not name {name!r}.", help="Add it to policy.processAllowlist.")
+
+
+def program(command: str, policy: Policy, root: Path) -> str:
+    """The path of an allowed program.
+
+    Raises:
+        Denied: the policy does not name it. Invalid: it is not there.
+    """
+    allowed(command, policy)
+    found: str | None
+    if command.startswith("/"):
+        found = command
+    elif "/" in command:
+        found = str(root.joinpath(*inside(root, command)))
+    else:
+        found = shutil.which(command)
+    if found is None or not os.access(found, os.X_OK):
+        raise Invalid(f"There is no program {command!r} here.", help="Install it, or name it by its path.")
+    return found
+
+
+def folder(cwd: str | None, root: Path) -> Path:
+    """The folder of the workspace a process starts in.
+
+    Raises:
+        Denied: it is outside. Invalid: it is not there.
+    """
+    found = root.joinpath(*inside(root, cwd or ".")).resolve()
+    if not found.is_relative_to(root):
+        raise Denied(f"The folder {cwd!r} is outside of the workspace.")
+    if not found.is_dir():
+        raise Invalid(f"The folder {cwd!r} does not exist.")
+    return found
+
+
+def environment(policy: Policy) -> dict[str, str]:
+    """What a process may see of this one's environment."""
+    return {name: os.environ[name] for name in (*_KEPT, *policy.environment_allowlist) if name in os.environ}
 
 
 class Processes:
@@ -199,55 +249,31 @@ class Processes:
 
     @staticmethod
     def _program(call: Call) -> str:
-        """The program that is started.
-
-        Raises:
-            Denied: the policy does not name it. Invalid: it is not there.
-        """
+        """The program that is started; a container's is looked for inside of it."""
         command = call.action.command
         if not command:
             raise Invalid(f"{call.action.kind} has no command.")
-        name = os.path.basename(command)  # noqa: PTH119 - a word, perhaps no path
-        if name not in call.policy.process_allowlist:
-            raise Denied(f"processAllowlist does not name {name!r}.", help="Add it to policy.processAllowlist.")
         if call.action.isolation == "container":
+            allowed(command, call.policy)
             return command
-        found: str | None
-        if command.startswith("/"):
-            found = command
-        elif "/" in command:
-            found = str(call.workspace.root.joinpath(*inside(call.workspace.root, command)))
-        else:
-            found = shutil.which(command)
-        if found is None or not os.access(found, os.X_OK):
-            raise Invalid(f"There is no program {command!r} here.", help="Install it, or name it by its path.")
-        return found
+        return program(command, call.policy, call.workspace.root)
 
     @staticmethod
     def _cwd(call: Call) -> Path:
-        root = call.workspace.root
-        folder = root.joinpath(*inside(root, call.action.cwd or ".")).resolve()
-        if not folder.is_relative_to(root):
-            raise Denied(f"The folder {call.action.cwd!r} is outside of the workspace.")
-        if not folder.is_dir():
-            raise Invalid(f"The folder {call.action.cwd!r} does not exist.")
-        return folder
+        return folder(call.action.cwd, call.workspace.root)
 
     async def execute(self, call: Call) -> Performed:
         """See ``ports.executor.Executor.execute``."""
         action = call.action
         values, known = texts(action.env, call.policy, call.workspace.root)
         argv, cwd = [self._program(call), *action.args], self._cwd(call)
-        environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {
-            name: os.environ[name] for name in call.policy.environment_allowlist if name in os.environ
-        }
-        environment |= values
+        env = environment(call.policy) | values
         if action.isolation == "container":
             argv = container.argv(action, [action.command or "", *action.args], cwd, values)
         if action.kind == "extension.process":
-            return await self._extension(call, argv, cwd, environment, known)
+            return await self._extension(call, argv, cwd, env, known)
         stdin = (action.stdin or "").encode()
-        ended = await self._run(call, argv, cwd, environment, stdin, known)
+        ended = await self._run(call, argv, cwd, env, stdin, known)
         told = {
             "status": "succeeded", "changed": True, "exitCode": ended.code,
             "stdout": _text(ended.stdout, known), "stderr": _text(ended.stderr, known),
