@@ -129,3 +129,17 @@ DOCUMENT_NODES_MAX = 100_000  # with aliases followed
 DOCUMENT_DEPTH_MAX = 64
 CAPTURED_FILES_MAX = 256  # references to files of one document
 CAPTURED_BYTES_MAX = 16 * MIB  # of all of them
+
+# long-term memory
+MEMORY_ENTRY_BYTES_MAX = 1 * MIB
+MEMORY_QUERY_BYTES_MAX = 64 * KIB
+MEMORY_RESULTS_MAX = 100
+MEMORY_SCANNED_MAX = 10_000  # entries of a namespace that one search looks at
+
+# protocols
+MCP_MESSAGE_BYTES_MAX = 8 * MIB  # of one line of a server that is a process
+MCP_PAGES_MAX = 100  # of a listing of tools
+MCP_TOOLS_MAX = 1000  # of one server
+PROTOCOL_TEXT_CHARS_MAX = 4096  # of what a remote said, kept in an error
+PROTOCOL_FAREWELL_SECONDS = 0.8  # to tell a remote that it is no longer wanted
+A2A_PARTS_MAX = 1000  # of the artifacts of one remote task

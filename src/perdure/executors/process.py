@@ -68,11 +68,11 @@ class _Drain:
                 full.set()
 
 
-class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+class Watched(asyncio.subprocess.SubprocessStreamProtocol):
     """Tells when the process itself has ended, whoever else keeps its outputs open."""
 
-    def __init__(self) -> None:
-        super().__init__(limit=65_536, loop=asyncio.get_running_loop())
+    def __init__(self, limit: int = 65_536) -> None:
+        super().__init__(limit=limit, loop=asyncio.get_running_loop())
         self.exited = asyncio.Event()
 
     def process_exited(self) -> None:
@@ -91,7 +91,7 @@ async def run(
     """
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.subprocess_exec(
-        _Protocol, *argv, cwd=cwd, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        Watched, *argv, cwd=cwd, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip
     process = asyncio.subprocess.Process(transport, protocol, loop)
@@ -139,7 +139,7 @@ async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
     process.stdin.close()
 
 
-async def _end(protocol: _Protocol, reading: Sequence[asyncio.Future[None]]) -> None:
+async def _end(protocol: Watched, reading: Sequence[asyncio.Future[None]]) -> None:
     """The process ended and so did its outputs; a grandchild that keeps them open is not waited for long."""
     await protocol.exited.wait()
     await asyncio.wait(reading, timeout=PROCESS_GRACE_SECONDS)
@@ -147,7 +147,7 @@ async def _end(protocol: _Protocol, reading: Sequence[asyncio.Future[None]]) -> 
 
 async def _stop(
     process: asyncio.subprocess.Process,
-    protocol: _Protocol,
+    protocol: Watched,
     ending: asyncio.Future[None],
     reading: Sequence[asyncio.Future[None]],
 ) -> None:
