@@ -5,6 +5,8 @@ Loaded when the first workflow is submitted or claimed: an app of agents does no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from perdure.ports.failpoints import Boundary
 from perdure.records.task import PROGRAM
 
 if TYPE_CHECKING:
+    from perdure.ports.executor import Executor, Workspace
     from perdure.ports.provider import Model
     from perdure.stores.artifacts import FileArtifacts
     from perdure.workflow.driver import WorkflowDriver
@@ -52,7 +55,7 @@ class Workflows:
             from perdure.executors import executors
             from perdure.workflow.driver import WorkflowDriver
 
-            self._driver = WorkflowDriver(executors(), _model, self.artifacts, self._live)
+            self._driver = WorkflowDriver(executors(), _model, self.artifacts, self._live, _protocols)
         return await self._driver.advance(attempt)
 
     def probe(self, operation: str) -> tuple[Probe, Encode] | None:
@@ -64,6 +67,12 @@ def _model(name: str, provider: Any, agent: Any, plan: Plan) -> Model:
     from perdure.providers.documents import model_of
 
     return model_of(name, provider, agent, plan.budget.pricing)
+
+
+def _protocols(plan: Plan, workspace: Workspace) -> AbstractAsyncContextManager[Mapping[str, Executor]]:
+    from perdure.protocols import connected
+
+    return connected(plan.mcp_servers, plan.a2a_peers, plan.policy, workspace)
 
 
 def program_name(definition: str) -> str:

@@ -93,6 +93,8 @@ class Call(msgspec.Struct, frozen=True):
         diff: whether a diff of changed text is wanted in the result.
         notes: what an earlier process of this very effect noted durably, by name.
         note: record something durably now, in the middle of the effect (a remote id before it is polled).
+        goes_on: asked when the executor is cancelled: whether another process will go on with this effect (this one stops,
+            or lost it), so that what works elsewhere is left to work.
     """
 
     run: str
@@ -108,6 +110,7 @@ class Call(msgspec.Struct, frozen=True):
     note: Note
     notes: Mapping[str, Any] = {}
     diff: bool = True
+    goes_on: Callable[[], bool] = lambda: False
 
 
 class Executor(Protocol):

@@ -283,9 +283,25 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
     )
 
 
+REMOTE_NOTE = "remote"
+"""What a delegated effect notes as soon as it knows which work elsewhere it became."""
+
+
 def task_plan(call: fold.Call) -> CallPlan:
-    """One plan for the effect of a workflow's task. Its plan cannot change: today's contract is the declared one."""
-    return call_plan(call, call.operation.contract)
+    """One plan for the effect of a workflow's task. Its plan cannot change: today's contract is the declared one.
+
+    Work elsewhere that has a name is gone on with: whoever does so asks about it and starts nothing.
+    """
+    plan = call_plan(call, call.operation.contract)
+    if isinstance(plan, NeedsProbe) and _named_elsewhere(call):
+        return Rerun(call.id, "steps", steps=True)
+    return plan
+
+
+def _named_elsewhere(call: fold.Call) -> bool:
+    noted = call.steps.get(REMOTE_NOTE)
+    worn = call.tries - call.tries_at_progress >= ATTEMPTS_WITHOUT_PROGRESS_MAX
+    return noted is not None and noted.result is not None and call.unknown is None and not worn
 
 
 # -- the model call of a run ------------------------------------------------------------------------------------------

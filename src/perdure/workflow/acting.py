@@ -290,6 +290,7 @@ class Acting:
             run=run.id, task=task.id, attempt=attempt, effect=effect, key=key, action=action, input=given,
             workspace=self.workspace, policy=self.plan.policy, timeout=float(action.timeout_seconds or task.timeout_seconds),
             note=note, notes=notes, diff=self.diff,
+            goes_on=lambda: self.attempt.interrupted not in ("cancel", "deadline"),
         )  # fmt: skip
 
     async def perform(self, task: PlannedTask, action: Action, given: dict[str, Any]) -> Acted:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from perdure.agent.events import Event, RunEnded, RunStarted
 from perdure.agent.live import Live
@@ -11,7 +13,7 @@ from perdure.engine.attempt import Attempt, Ended
 from perdure.engine.reconciliation import Encode, Probe
 from perdure.errors import Corrupt
 from perdure.ports.artifacts import ArtifactStore
-from perdure.ports.executor import Executor
+from perdure.ports.executor import Executor, Workspace
 from perdure.workflow import plan as plans
 from perdure.workflow import request as requests
 from perdure.workflow.acting import Acting, workspace_of
@@ -25,6 +27,9 @@ from perdure.workflow.values import Values
 
 _PLANS_KEPT_MAX = 64
 
+Protocols = Callable[[Plan, Workspace], AbstractAsyncContextManager[Mapping[str, Executor]]]
+"""The executors of the protocols that a plan uses, open while one attempt goes on."""
+
 
 class WorkflowDriver:
     """Implements ``engine.driver.Driver`` for every workflow.
@@ -33,6 +38,7 @@ class WorkflowDriver:
         executors: who performs actions, by kind. models: who answers for agents.
         artifacts: keeps the files that tasks leave.
         live: told the events of agents' turns while somebody watches.
+        protocols: who performs actions of MCP servers and A2A peers.
     """
 
     def __init__(
@@ -41,19 +47,26 @@ class WorkflowDriver:
         models: Models,
         artifacts: ArtifactStore | None = None,
         live: Live | None = None,
+        protocols: Protocols | None = None,
     ) -> None:
         self.contracts: dict[str, str] = {}
         self.live = live
         self.artifacts = artifacts
         self._executors = executors
         self._models = models
+        self._protocols = protocols
         self._plans: dict[str, Plan] = {}
 
     async def advance(self, attempt: Attempt) -> Ended:
         """See ``engine.driver.Driver.advance``."""
         assert attempt.submission is not None
         request = requests.decode(attempt.submission.input)
-        return await Interpreter(attempt, self.plan(attempt, request.plan), request, self._members).advance()
+        plan = self.plan(attempt, request.plan)
+        if self._protocols is None or not (plan.mcp_servers or plan.a2a_peers):
+            return await Interpreter(attempt, plan, request, self._members).advance()
+        async with self._protocols(plan, workspace_of(request.workspace, plan.policy.writable_roots)) as more:
+            make = functools.partial(self._members, more=more)
+            return await Interpreter(attempt, plan, request, make).advance()
 
     def plan(self, attempt: Attempt, digest: str) -> Plan:
         """A plan by its digest.
@@ -71,10 +84,18 @@ class WorkflowDriver:
             found = self._plans[digest] = plans.decode(raw)
         return found
 
-    def _members(self, attempt: Attempt, plan: Plan, request: Request, values: Values) -> Members:
+    def _members(
+        self,
+        attempt: Attempt,
+        plan: Plan,
+        request: Request,
+        values: Values,
+        more: Mapping[str, Executor] | None = None,
+    ) -> Members:
         workspace = workspace_of(request.workspace, plan.policy.writable_roots)
-        acting = Acting(attempt, plan, self._executors, workspace, diff=request.diff)
-        tools = Tools(attempt, plan, self._executors, workspace)
+        executors = {**self._executors, **(more or {})}
+        acting = Acting(attempt, plan, executors, workspace, diff=request.diff)
+        tools = Tools(attempt, plan, executors, workspace)
         agents = Agents(attempt, plan, values, tools, self._models, {}, self._emit(attempt))
         return Members(attempt, plan, values, acting, agents, self.artifacts, check=request.mode == "check")
 
