@@ -38,6 +38,7 @@ class Child:
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         self._argv, self._cwd, self._env = argv, cwd, env
         self._errors = bytearray()
+        self._let_go = False
         self.problem = ""
         self.dropped = 0
         self.write = Lines(self)
@@ -67,7 +68,7 @@ class Child:
     @property
     def gone(self) -> bool:
         """Whether nothing can be said to it any more."""
-        return bool(self.problem) or self._protocol.exited.is_set()
+        return self._let_go or bool(self.problem) or self._protocol.exited.is_set()
 
     @property
     def errors(self) -> str:
@@ -78,6 +79,8 @@ class Child:
         """Its end is the end of what it says: a grandchild that keeps the pipe open is not waited for long."""
         await self._protocol.exited.wait()
         await asyncio.wait([self._listening], timeout=PROCESS_GRACE_SECONDS)
+        if not self._listening.done() and not self._let_go:
+            self.problem = "it ended"
         self._listening.cancel()
 
     async def _read_errors(self) -> None:
@@ -99,18 +102,16 @@ class Child:
                         continue
                     await send.send(SessionMessage(message))
             except asyncio.IncompleteReadError:
-                self.problem = self.problem or "it ended"
+                self.problem = "" if self._let_go else "it ended"
             except asyncio.LimitOverrunError:
                 self.problem = f"it sent a message of more than {MCP_MESSAGE_BYTES_MAX:,} bytes"
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 pass  # nobody listens any more
-            finally:
-                self.problem = self.problem or "it ended"
 
     async def stop(self) -> None:
         """Let it end by itself, else end it and all it started. Bounded; also when this is itself cancelled."""
         assert self.process.stdin is not None
-        self.problem = self.problem or "it was let go"
+        self._let_go = True
         self.process.stdin.close()
         try:
             await self._ended(PROCESS_GRACE_SECONDS)

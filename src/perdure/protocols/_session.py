@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -33,6 +34,8 @@ from perdure.ports.executor import Failed, InDoubt, Workspace
 from perdure.protocols._child import Child
 from perdure.protocols._wire import Sent, client, resolved, watching
 
+for _name in ("mcp", "client"):  # what the SDK logs goes where the program sends it, and nowhere of itself
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 _RAW: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 _NOT_CARRIED_OUT = (
     types.INVALID_REQUEST, types.METHOD_NOT_FOUND, types.INVALID_PARAMS, types.HEADER_MISMATCH,
@@ -267,7 +270,10 @@ class Connection:
         if isinstance(error, MCPError) and self._answered(error, sent):
             said = f"{who}: the server answered with error {error.code}: {error.error.message}"
             return Failed(self.clean(said), kind="protocol" if error.code in _NOT_CARRIED_OUT else "tool")
-        if isinstance(error, ValidationError) or (isinstance(error, MCPError) and error.code == types.PARSE_ERROR):
+        senseless = isinstance(error, ValidationError) or (
+            isinstance(error, MCPError) and error.code == types.PARSE_ERROR
+        )
+        if senseless and not sent.problem:
             return InDoubt(self._more(f"{who} was called, and its answer makes no sense: {why}."), kind="protocol")
         return InDoubt(self._more(f"{who} was called, and the answer was lost: {why}."), kind="transport")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import mimetypes
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -61,6 +62,7 @@ _ENDED = {
 }  # fmt: skip
 _WAITS = {TaskState.TASK_STATE_INPUT_REQUIRED: "input", TaskState.TASK_STATE_AUTH_REQUIRED: "authentication"}
 _encode = msgspec.json.Encoder().encode
+logging.getLogger("a2a").addHandler(logging.NullHandler())  # what it logs goes where the program sends it
 
 
 class A2a:
