@@ -100,11 +100,16 @@ class A2a:
         name, peer = self._named(call.action)
         timeout = min(call.timeout, float(peer.timeout_seconds))
         delegation = _Delegation(name, peer, call, self._resolver)
-        try:
-            async with asyncio.timeout(timeout), delegation.reached():
-                return await delegation.perform()
-        except TimeoutError:
-            raise delegation.late(timeout) from None
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(timeout):
+                    await stack.enter_async_context(delegation.reached())
+                    return await delegation.perform()
+            except TimeoutError:
+                raise delegation.late(timeout) from None
+            except asyncio.CancelledError:
+                await delegation.cancelled()
+                raise
 
     async def predict(self, call: Call) -> Any:
         """See ``ports.executor.Executor.predict``: nothing is reached."""
@@ -131,6 +136,7 @@ class _Delegation:
         self._resolver = resolver
         self._http: httpx.AsyncClient
         self._client: Client
+        self._is_reached = False
         self._known: list[str] = []
 
     # -- reaching it --------------------------------------------------------------------------------------------------
@@ -151,6 +157,7 @@ class _Delegation:
             card.supported_interfaces.append(chosen)
             config = ClientConfig(streaming=False, polling=True, httpx_client=self._http)
             self._client = ClientFactory(config).create(card)
+            self._is_reached = True
             yield
 
     async def _card(self) -> AgentCard:
@@ -250,29 +257,29 @@ class _Delegation:
         """Ask about the remote task until it has ended."""
         assert self.remote is not None
         id, why = str(self.remote["task"]), ""
-        try:
-            for poll in range(self.peer.max_polls):
-                if poll:
-                    await asyncio.sleep(self.peer.poll_interval_ms / 1000)
-                try:
-                    task = await self._client.get_task(GetTaskRequest(id=id))
-                except TaskNotFoundError as error:
-                    said = f"A2A peer {self.name!r} knows no task {id!r}: {_line(error)}."
-                    raise InDoubt(self._clean(said), kind="protocol", output={REMOTE: self.remote}) from error
-                except (A2AError, ParseError, ValueError, TypeError, KeyError, httpx.HTTPError) as error:
-                    why = f" The last question got no answer: {_line(error)}."
-                    continue
-                why = ""
-                if task.status.state in _ENDED:
-                    return await self._over(task)
-                if task.status.state in _WAITS:
-                    return await self._stuck(task, _WAITS[task.status.state])
-        except asyncio.CancelledError:
-            if not self.call.goes_on():
-                await self._cancel(id)
-            raise
+        for poll in range(self.peer.max_polls):
+            if poll:
+                await asyncio.sleep(self.peer.poll_interval_ms / 1000)
+            try:
+                task = await self._client.get_task(GetTaskRequest(id=id))
+            except TaskNotFoundError as error:
+                said = f"A2A peer {self.name!r} knows no task {id!r}: {_line(error)}."
+                raise InDoubt(self._clean(said), kind="protocol", output={REMOTE: self.remote}) from error
+            except (A2AError, ParseError, ValueError, TypeError, KeyError, httpx.HTTPError) as error:
+                why = f" The last question got no answer: {_line(error)}."
+                continue
+            why = ""
+            if task.status.state in _ENDED:
+                return await self._over(task)
+            if task.status.state in _WAITS:
+                return await self._stuck(task, _WAITS[task.status.state])
         said = f"The task {id!r} of A2A peer {self.name!r} has not ended after {self.peer.max_polls} questions.{why}"
         raise InDoubt(self._clean(said), kind="timeout", output={REMOTE: self.remote})
+
+    async def cancelled(self) -> None:
+        """Whoever wanted it wants it no more: so the peer is told, unless another process goes on with it."""
+        if self.remote is not None and self._is_reached and not self.call.goes_on():
+            await self._cancel(str(self.remote["task"]))
 
     async def _cancel(self, id: str) -> Task | None:
         """Ask the peer to stop. Bounded."""
