@@ -402,6 +402,11 @@ class McpTool(Part, frozen=True, kw_only=True):
     read_only: bool = False
     approval: Approval = "policy"
 
+    @property
+    def promised(self) -> EffectClass:
+        """The class it is treated as: a tool that is declared to read only promises at least that."""
+        return "observe" if self.read_only and self.effect == "once" else self.effect
+
 
 class A2aPeer(Part, frozen=True, kw_only=True):
     """A remote agent."""

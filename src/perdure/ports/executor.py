@@ -42,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True):
         kind: what it touches. effect_class: what recovery may do. risk: as declared.
         capability: the name policies allow or deny, for example ``filesystem.write``.
         request: the JSON value that is stored as the request of the effect: never a secret; large content as a digest.
+        approval: what the document demands for this very thing, whatever the mode: ``always`` asks, nothing takes away.
     """
 
     operation: str
@@ -50,6 +51,7 @@ class Facts(msgspec.Struct, frozen=True):
     risk: Risk
     capability: str
     request: Any
+    approval: Literal["policy", "never", "always"] = "policy"
 
 
 class Workspace(msgspec.Struct, frozen=True):

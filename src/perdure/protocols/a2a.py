@@ -51,10 +51,8 @@ from perdure.limits import (
 )
 from perdure.ports.executor import Call, Facts, Failed, InDoubt, Performed, Produced
 from perdure.protocols._wire import Sent, client, resolved, watching
+from perdure.records.effect import REMOTE_NOTE as REMOTE
 from perdure.workflow.schemas import problem
-
-REMOTE = "remote"
-"""The note that holds what is known of the remote task."""
 
 _ENDED = {
     TaskState.TASK_STATE_COMPLETED: "completed", TaskState.TASK_STATE_FAILED: "failed",

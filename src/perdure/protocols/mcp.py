@@ -92,14 +92,15 @@ class Mcp:
         """See ``ports.executor.Executor.describe``."""
         name, server, tool = self._named(action)
         declared = server.tools.get(tool)
-        promised = _PROMISES.get(action.idempotency or "", "once") if declared is None else effect_of(declared)
+        promised = _PROMISES.get(action.idempotency or "", "once") if declared is None else declared.promised
         risk = action.risk or (declared.risk if declared is not None else "medium")
         request: dict[str, Any] = {"server": name, "tool": tool, "arguments": dict(_arguments(input))}
         if server.url is not None:
             request |= {"url": server.url, "headers": shown(dict(server.headers))}
         else:
             request |= {"command": server.command, "args": list(server.args), "env": shown(server.env)}
-        return Facts(f"mcp.call:{name}.{tool}", "network", promised, risk, "mcp.call", request)
+        approval = "policy" if declared is None else declared.approval
+        return Facts(f"mcp.call:{name}.{tool}", "network", promised, risk, "mcp.call", request, approval)
 
     async def prepare(self, call: Call) -> Performed | None:
         """See ``ports.executor.Executor.prepare``: by words only, nothing is started."""
@@ -155,7 +156,7 @@ class Mcp:
             found.append(
                 Offered(
                     server, tool.name, tool.description, tool.input_schema, tool.output_schema, tool.digest,
-                    effect_of(declared), declared.risk, declared.approval,
+                    declared.promised, declared.risk, declared.approval,
                 )
             )  # fmt: skip
         return tuple(found)
@@ -187,7 +188,7 @@ class Mcp:
             Denied, Invalid: it may not or can never be called. Failed: it did not succeed. InDoubt: nobody can say.
         """
         definition = self._server(server)
-        promised = effect or effect_of(definition.tools.get(name, McpTool()))
+        promised = effect or definition.tools.get(name, McpTool()).promised
         limit = float(definition.timeout_seconds) if timeout is None else timeout
         asked = _Asked(server, name, arguments, key, promised != "once", Sent(b'"tools/call"'), digest)
         try:
@@ -267,11 +268,6 @@ class _Asked:
     sent: Sent
     digest: str | None
     lost: Failed | InDoubt | None = None
-
-
-def effect_of(declared: McpTool) -> EffectClass:
-    """The class that our document declares of a tool."""
-    return "observe" if declared.read_only and declared.effect == "once" else declared.effect
 
 
 def _arguments(input: Mapping[str, Any]) -> Mapping[str, Any]:

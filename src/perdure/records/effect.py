@@ -80,6 +80,10 @@ class ToolStepPrepared(
     attempt: int
 
 
+REMOTE_NOTE = "remote"
+"""The step in which a workflow's effect names the work elsewhere it became: then it may be gone on with, by asking."""
+
+
 class ToolStepSettled(
     msgspec.Struct, frozen=True, tag="ToolStepSettled/1", tag_field="kind", forbid_unknown_fields=True, gc=False
 ):

@@ -44,7 +44,8 @@ TRACE_CHECKS = {
     "steps-inside": "Steps are recorded only inside a started call.",
     "one-step-result": "A step has one result.",
     "decided-before-prepared": "A call that a person was asked about starts only after an approval of that request.",
-    "once-dispatch": "An effect of class once is dispatched again only after not_applied, safe_to_retry or a refusal.",
+    "once-dispatch": "An effect of class once is dispatched again only after not_applied, safe_to_retry or a refusal, or when"
+    " the work elsewhere that it became has a name.",
     "key-stable": "Every try of a call, a step or a once model call gives the outside the same key.",
     "one-model-call": "A once model call starts only where none of its run is in flight, unknown or decided otherwise.",
     "model-outcome": "A response or failure of a once run names its call in flight, a response also one that applied.",

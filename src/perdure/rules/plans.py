@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from perdure.limits import ATTEMPTS_WITHOUT_PROGRESS_MAX
-from perdure.records.effect import ToolCallPrepared, ToolCallResolved, ToolCallUnknown
+from perdure.records.effect import REMOTE_NOTE, ToolCallPrepared, ToolCallResolved, ToolCallUnknown
 from perdure.records.parts import Failure
 from perdure.records.run import ModelCallUnknown, model_place
 from perdure.rules import fold
@@ -281,10 +281,6 @@ def batch_plan(turn: fold.Turn, contracts: Mapping[str, str] | None) -> tuple[Ca
         else plan
         for call, plan in zip(turn.calls, plans, strict=True)
     )
-
-
-REMOTE_NOTE = "remote"
-"""What a delegated effect notes as soon as it knows which work elsewhere it became."""
 
 
 def task_plan(call: fold.Call) -> CallPlan:

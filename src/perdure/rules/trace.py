@@ -414,7 +414,7 @@ class Trace:
             Effect(
                 r.effect, r.run, r.call, None, r.tool, r.effect_class, r.key, r.business_key, r.attempt, self.sequence
             ),
-            once=call.once,
+            once=call.once and effect.REMOTE_NOTE not in call.done,
         )
 
     def _start(self, before: Effect | None, new: Effect, *, once: bool) -> Effect:

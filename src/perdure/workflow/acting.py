@@ -142,7 +142,8 @@ class Acting:
     def _authority(self, facts: Facts) -> authority.Authority:
         policy = self.plan.policy
         remote = facts.kind == "network" and facts.effect_class not in ("pure", "observe") and self.plan.dialect == OWN
-        touch = authority.Touch((facts.capability, facts.operation), facts.kind, facts.risk, remote=remote)
+        names = (facts.capability, facts.operation)
+        touch = authority.Touch(names, facts.kind, facts.risk, approval=facts.approval, remote=remote)
         return authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
 
     def _ask(self, task: PlannedTask, started: TaskStarted, facts: Facts, asked: authority.Asked, shown: Any) -> Acted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perdure.definitions.workflow import PROCESS_KINDS, Action, Spec
+from perdure.definitions.workflow import PROCESS_KINDS, Action, McpTool, Spec
 from perdure.rules import authority
 from perdure.workflow.plan import (
     EffectNeed,
@@ -45,12 +45,17 @@ def effect_of(action: Action, plan: Plan) -> tuple[str, str, str, str]:
     if kind == "builtin.python":
         return action.effect_kind, action.effect, action.risk or "medium", "python.call"
     if kind == "mcp.call":
-        server = plan.mcp_servers.get(action.server or "")
-        declared_tool = server.tools.get(action.tool or "") if server is not None else None
+        declared_tool = _declared(action, plan)
         if declared_tool is not None:
-            return "network", declared_tool.effect, declared_tool.risk, "mcp.call"
-        return "network", capability_class(action.idempotency), "medium", "mcp.call"
+            return "network", declared_tool.promised, action.risk or declared_tool.risk, "mcp.call"
+        return "network", capability_class(action.idempotency), action.risk or "medium", "mcp.call"
     return _EFFECTS.get(kind, ("pure", "pure", "low", kind))
+
+
+def _declared(action: Action, plan: Plan) -> McpTool | None:
+    """What the document declares of the MCP tool an action calls."""
+    server = plan.mcp_servers.get(action.server or "")
+    return None if server is None else server.tools.get(action.tool or "")
 
 
 _EFFECTS: dict[str, tuple[str, str, str, str]] = {
@@ -84,13 +89,20 @@ def requirements_of(plan: Plan) -> Requirements:
             kind, effect_class, risk, capability = effect_of(action, plan)
             if kind == "pure":
                 continue
-            touch = authority.Touch((capability, action.kind), kind, risk)
+            declared_tool = _declared(action, plan)
+            touch = authority.Touch(
+                (capability, action.kind), kind, risk, approval="policy" if declared_tool is None else declared_tool.approval,
+                remote=kind == "network" and effect_class not in ("pure", "observe") and plan.dialect == "perdure.dev/v1",
+            )  # fmt: skip
             policy = plan.policy
             asked = authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
             possible = isinstance(asked, authority.Asked) or action.kind == "builtin.approval"
             effects.append(_need(id, action.kind, kind, effect_class, possible, task.predictability))
             if action.kind in PROCESS_KINDS and action.command:
                 processes.add(action.command)
+            server = plan.mcp_servers.get(action.server or "") if action.kind == "mcp.call" else None
+            if server is not None and server.command:
+                processes.add(server.command)
     providers = [_provider(plan, name, sorted(used)) for name, used in sorted(agents.items())]
     tools = sorted({tool for name in plan.agents for tool in plan.agents[name].tools if _used(plan, name)})
     return Requirements(
