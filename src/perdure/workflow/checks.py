@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.definitions.workflow import PROCESS_KINDS, RENDERED_FIELDS, Action, Agent, ToolContract
+from perdure.definitions.workflow import PROCESS_KINDS, RENDERED_FIELDS, Action, Agent, McpServer, ToolContract
 from perdure.rules import authority
 from perdure.workflow import templates
 from perdure.workflow.diagnostics import nearest
@@ -78,6 +78,8 @@ class Checks:
             self._action(name, action)
         for name, tool in self._spec.tools.items():
             self._tool(name, tool)
+        for name, server in self._spec.mcp_servers.items():
+            self._server(name, server)
         for name, agent in self._spec.agents.items():
             self._agent(name, agent)
         for name, provider in self._spec.providers.items():
@@ -394,6 +396,19 @@ class Checks:
             schema = getattr(action, field)
             if schema is not None and (wrong := check_schema(schema)):
                 self._found.add("invalid_schema", path, f"A schema of action `{name}` is none: {wrong}.")
+
+    def _server(self, name: str, server: McpServer) -> None:
+        path = f"spec.mcpServers.{name}"
+        if (server.url is None) == (server.command is None):
+            self._found.add("schema_violation", path, f"MCP server `{name}` needs either a url or a command.")
+        allowed = self._spec.policy.process_allowlist
+        if server.command is not None and server.command.rpartition("/")[2] not in allowed:
+            self._found.add("policy_denied", f"{path}.command", f"processAllowlist does not name `{server.command}`.",
+                            help="Add it to spec.policy.processAllowlist.")  # fmt: skip
+        for field in ("args", "cwd", "env") if server.command is None else ("headers",):
+            if getattr(server, field):
+                by = "a url" if server.command is None else "a command"
+                self._found.add("schema_violation", f"{path}.{field}", f"MCP server `{name}` has {by}, and `{field}`.")
 
     def _tool(self, name: str, tool: ToolContract) -> None:
         path = f"spec.tools.{name}"
