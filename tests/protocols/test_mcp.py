@@ -312,8 +312,10 @@ DOUBTS = [
 async def test_a_process_that_took_a_call_and_gave_no_answer(
     mode: str, kind: str, why: str, tmp_path: Path, using: Using
 ) -> None:
+    mcp = using(puppet(tmp_path, mode))
+    await mcp.tools("shop")
     with pytest.raises(InDoubt, match=why) as doubt:
-        await using(puppet(tmp_path, mode)).execute(call(timeout=2.0))
+        await mcp.execute(call(timeout=0.5 if kind == "timeout" else 10.0))
     assert (doubt.value.kind, called(tmp_path)) == (kind, 1)
 
 
@@ -458,8 +460,9 @@ HTTP_DOUBTS = [
 async def test_a_call_over_http_without_an_answer_is_in_doubt(mode: str, kind: str, using: Using) -> None:
     async with Http(mode) as server:
         mcp = using(McpServer(url=server.url))
+        await mcp.tools("shop")
         with pytest.raises(InDoubt) as doubt:
-            await mcp.execute(call(timeout=2.0))
+            await mcp.execute(call(timeout=0.5 if kind == "timeout" else 10.0))
         assert (doubt.value.kind, len(server.calls)) == (kind, 1)
         server.mode = "plain"  # the connection still serves others
         assert (await mcp.execute(call())).result["text"] == "paid"
@@ -516,6 +519,20 @@ async def test_a_server_that_went_away_between_two_calls(using: Using) -> None:
     assert (failed.value.kind, len(server.calls)) == ("transport", 1)
     async with server:
         assert (await mcp.execute(call())).result["text"] == "paid"
+        await mcp.close()
+
+
+@pytest.mark.parametrize("effect", ["once", "keyed"])
+async def test_a_server_that_forgot_its_session_is_met_anew(effect: Any, using: Using) -> None:
+    async with Http("status:404 Not Found") as server:
+        mcp = using(McpServer(url=server.url, tools={"pay": McpTool(effect=effect)}))
+        with pytest.raises(Failed, match="answered 404") as failed:
+            await mcp.execute(call())
+        assert (failed.value.kind, len(server.calls)) == ("transport", 1 if effect == "once" else 2)
+        server.mode = "plain"
+        assert (await mcp.execute(call())).result["text"] == "paid"
+        begun = [message for message in server.messages if message["method"] == "initialize"]
+        assert len(begun) == len(server.calls)
         await mcp.close()
 
 

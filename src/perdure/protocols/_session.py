@@ -264,7 +264,7 @@ class Connection:
         if not sent.left:
             return Failed(self._more(f"{who} was not called: {why}."), kind="transport")
         if sent.refused:
-            kind: Any = "rate_limit" if sent.busy else "protocol"
+            kind: Any = "rate_limit" if sent.busy else "transport" if sent.forgotten else "protocol"
             said = f"{who}: the server answered {sent.status}: {why}."
             return Failed(self.clean(said), kind=kind, retry_after=sent.retry_after)
         if isinstance(error, MCPError) and self._answered(error, sent):

@@ -22,7 +22,7 @@ from perdure.ports.executor import Workspace
 
 _BUSY = (429, 503)
 _NOT_HANDLED = (307, 308)  # redirects that say: ask again there
-_TIMED_OUT = 408
+_TIMED_OUT, _GONE = 408, 404
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -48,6 +48,11 @@ class Sent:
     def busy(self) -> bool:
         """Whether the remote asked to be left alone."""
         return self.status in _BUSY
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the remote knows nothing of the session the message belongs to."""
+        return self.status == _GONE
 
     @property
     def refused(self) -> bool:

@@ -224,6 +224,8 @@ class Mcp:
             try:
                 return tool, connection, await connection.call(asked.name, asked.arguments, asked.key, asked.sent)
             except (Failed, InDoubt) as error:
+                if asked.sent.forgotten:
+                    await self._let_go(asked.server, connection)
                 if isinstance(asked.lost, InDoubt) and error.kind != "tool":
                     raise asked.lost from error
                 if error.kind != "transport" or not asked.repeatable or asked.lost is not None:
@@ -308,13 +310,14 @@ def _changed(asked: _Asked) -> Failed | InDoubt:
 def _performed(
     connection: Connection, tool: Listed, raw: Mapping[str, Any], effect: EffectClass, output_schema: Any
 ) -> Performed:
-    """The result of a call that was answered: as a value, with what is no text as files."""
+    """The result of a call that was answered: its text, its value, and what is neither; bytes become files."""
     who = f"{connection.name}.{tool.name}"
     if raw.get("resultType", "complete") != "complete" or "content" not in raw:
         raise Failed(f"{who} asks for more input, and there is nobody to give it.", kind="protocol")
     produced: list[Produced] = []
     content = [_kept(part, tool.name, place, produced) for place, part in enumerate(raw["content"])]
     text = "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+    content = [part for part in content if part.get("type") != "text"]
     structured = raw.get("structuredContent")
     told: dict[str, Any] = {
         "status": "succeeded", "changed": effect not in ("pure", "observe"), "text": text, "content": content,
