@@ -19,7 +19,7 @@ from perdure.workflow.checks import Checks
 from perdure.workflow.document import Source
 from perdure.workflow.expand import Draft, Expansion
 from perdure.workflow.expressions import ExpressionError, Reference
-from perdure.workflow.plan import BudgetPlan, Plan, PlannedTask, Predictability, Requirements
+from perdure.workflow.plan import FORMAT_VERSION, BudgetPlan, Plan, PlannedTask, Predictability, Requirements
 from perdure.workflow.requirements import predictability_of, requirements_of
 from perdure.workflow.variables import Given, Variables
 
@@ -184,7 +184,8 @@ def _plan(
     )  # fmt: skip
     metadata = source.document.metadata
     bare = Plan(
-        name=metadata.name, version=metadata.version, labels=metadata.labels, dialect=source.dialect,
+        format_version=FORMAT_VERSION, name=metadata.name, version=metadata.version, labels=metadata.labels,
+        dialect=source.dialect,
         document=_document_digest(source, tasks), order=tuple(order), max_concurrency=spec.runtime.max_concurrency,
         tasks=tasks, actions=spec.actions, agents=spec.agents, tools=spec.tools, providers=spec.providers,
         mcp_servers=spec.mcp_servers, a2a_peers=spec.a2a_peers, policy=spec.policy, memory=spec.memory,

@@ -124,14 +124,17 @@ class BudgetPlan(Part, frozen=True, kw_only=True):
 class Plan(Part, frozen=True, kw_only=True):
     """A compiled workflow.
 
+    A default that is left out of its bytes belongs to the format: another default is another format.
+
     Attributes:
+        format_version: always in its bytes.
         document: digest of the expanded workflow. files: relative path to digest of every captured file.
         instructions: agent name to its text, captured.
         vars: the winning variables outside of tasks, for ``outputs``.
         inputs: defaults.
     """
 
-    format_version: int = FORMAT_VERSION
+    format_version: int
     name: str
     version: str = ""
     labels: dict[str, str] = {}
@@ -166,7 +169,7 @@ class Plan(Part, frozen=True, kw_only=True):
 
 
 class _Version(msgspec.Struct, rename="camel"):
-    format_version: int = 0
+    format_version: Any = None
 
 
 _decoder = msgspec.json.Decoder(Plan)
@@ -193,12 +196,18 @@ def decode(raw: bytes) -> Plan:
         Incompatible: it is of a newer format, or holds what this release does not know.
     """
     try:
+        found = _version.decode(raw).format_version
+        if found != FORMAT_VERSION:
+            raise Incompatible(
+                f"A stored plan has format {str(found)[:32]}; this release knows format {FORMAT_VERSION}.",
+                help="Use the release that compiled it.",
+            )
         return _decoder.decode(raw)
     except msgspec.ValidationError as error:
-        found = _version.decode(raw).format_version
-        what = f"format {found}" if found != FORMAT_VERSION else f"content this release does not know ({error})"
-        raise Incompatible(f"A stored plan has {what}.", help="Use the release that compiled it.") from error
-    except msgspec.DecodeError as error:
+        raise Incompatible(
+            f"A stored plan has content this release does not know ({error}).", help="Use the release that compiled it."
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Incompatible(f"A stored plan cannot be read: {error}.") from error
 
 
