@@ -112,6 +112,9 @@ TASKS_UNCOMMITTED_MAX = 64  # batches of pure tasks on their way to the store be
 TIMER_SECONDS_MAX = 1.0  # a wait that is shorter holds its worker
 EXPRESSION_CHARS_MAX = 4096
 EXPRESSION_REFERENCES_MAX = 256
+PLANNED_TASKS_MAX = 20_000  # of one plan, expanded
+PLANNED_ID_CHARS_MAX = 200  # of a task's id, expanded
+SUBWORKFLOW_DEPTH_MAX = 32  # sub-workflows inside sub-workflows
 
 # executors
 READ_BYTES_MAX = 1 * MIB  # of a file that a task reads

@@ -137,7 +137,7 @@ def test_variables_in_eight_layers(tmp_path: Path) -> None:
   vars: {b: 2, c: 2, d: 2, e: 2, f: 2, g: 2, h: 2}
   providers: {p: {kind: fake}}
   agents: {w: {provider: p, model: m, instructions: i, varsFiles: [three.yaml], vars: {d: 4, e: 4, f: 4, g: 4, h: 4}}}
-  tasks: [{id: a, uses: "agent:w", varsFiles: [five.yaml], vars: {f: 6, g: 6, h: 6}}]
+  tasks: [{id: a, uses: "agent:w", varsFiles: [five.yaml], vars: {f: 6, g: 6, h: 6}, with: {all: "${{ vars }}"}}]
 """
     )
     flow = Workflow.load(tmp_path / "flow.yaml", variables={"h": 8}, variable_files=(tmp_path / "seven.yaml",))

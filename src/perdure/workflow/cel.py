@@ -30,6 +30,12 @@ _TOKEN = re.compile(
     rf"|(?P<task>tasks\s*\.\s*[A-Za-z][A-Za-z0-9_-]*)|(?P<word>[A-Za-z_]\w*)|(?P<space>\s+)|(?P<other>.)",
     re.S,
 )
+_PLAIN_STRING = re.compile(r"""(['"])([^'"\\\n]*)\1""")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_RESERVED = frozenset(
+    ("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop",
+     "namespace", "null", "package", "return", "true", "var", "void", "while")
+)  # fmt: skip
 _WORDS = {"and": "&&", "or": "||", "not": "!"}
 _ROOT_LOOP = "loop"
 
@@ -77,12 +83,18 @@ def _chain(tokens: list[re.Match[str]], at: int) -> tuple[int, _Chain]:
     first = tokens[at]
     parts = [part.strip() for part in first[0].split(".")]
     end, at = first.end(), at + 1
-    while at < len(tokens) and tokens[at].lastgroup == "member":
-        following = tokens[at + 1][0] if at + 1 < len(tokens) else ""
-        if following == "(":  # a method of the value, for example .size()
-            break
-        parts.append(tokens[at][0][1:].strip())
-        end, at = tokens[at].end(), at + 1
+    while at < len(tokens):
+        if tokens[at].lastgroup == "member":
+            following = tokens[at + 1][0] if at + 1 < len(tokens) else ""
+            if following == "(":  # a method of the value, for example .size()
+                break
+            part, after = tokens[at][0][1:].strip(), at + 1
+        else:
+            part, after = _key(tokens, at)
+            if not after:
+                break
+        parts.append(part)
+        end, at = tokens[after - 1].end(), after
     reference = canonical_reference(parts[0], tuple(parts[1:]))
     if reference is None:
         raise ExpressionError(
@@ -90,6 +102,26 @@ def _chain(tokens: list[re.Match[str]], at: int) -> tuple[int, _Chain]:
             help="Paths are inputs.NAME, vars.NAME, memory.NAME and tasks.ID.output.",
         )  # fmt: skip
     return at, _Chain(first.start(), end, reference)
+
+
+def _key(tokens: list[re.Match[str]], at: int) -> tuple[str, int]:
+    """A key in brackets, ``["name"]``, and where it ends; 0: there is none."""
+    shape = [token[0] for token in tokens[at : at + 3]]
+    if len(shape) == 3 and (shape[0], shape[2]) == ("[", "]") and (key := _PLAIN_STRING.fullmatch(shape[1])):
+        return key[2], at + 3
+    return "", 0
+
+
+def _written(reference: Reference) -> str:
+    """A reference in CEL: what is no name of CEL stands in brackets."""
+    known = 2 if reference.root == "tasks" else 0  # an id may hold a dash; it is a variable of its own
+    named = [f".{part}" for part in reference.path[:known]]
+    keys = [f".{part}" if _is_name(part) else f'["{part}"]' for part in reference.path[known:]]
+    return reference.root + "".join([*named, *keys])
+
+
+def _is_name(part: str) -> bool:
+    return _NAME.fullmatch(part) is not None and part not in _RESERVED
 
 
 def _library() -> Any:
@@ -106,16 +138,18 @@ def _library() -> Any:
 class Cel(Expression):
     """A compiled CEL expression."""
 
-    __slots__ = ("_compiled", "_outputs", "_roots", "_source", "references", "text")
+    __slots__ = ("_compiled", "_keys", "_outputs", "_roots", "_source", "references", "text")
 
     def __init__(self, source: str) -> None:
         cel = _library()
         self._source = _split(source)
         chains = [piece for piece in self._source.pieces if isinstance(piece, _Chain)]
         self.references = frozenset(chain.reference for chain in chains)
-        self.text = "".join(p if isinstance(p, str) else str(p.reference) for p in self._source.pieces)
+        self.text = "".join(p if isinstance(p, str) else _written(p.reference) for p in self._source.pieces)
         ids = sorted({chain.reference.path[0] for chain in chains if chain.reference.root == "tasks"})
         self._outputs = {id: f"task_{place}" for place, id in enumerate(ids)}
+        keys = sorted({c.reference.path[0] for c in chains if c.reference.root == "memory" and c.reference.path})
+        self._keys = {key: f"key_{place}" for place, key in enumerate(keys) if not _is_name(key)}
         self._roots = sorted({chain.reference.root for chain in chains} - {"tasks"})
         names = {**dict.fromkeys(self._roots, cel.Type.DYN), **dict.fromkeys(self._outputs.values(), cel.Type.DYN)}
         text = "".join(p if isinstance(p, str) else self._named(p.reference) for p in self._source.pieces)
@@ -126,12 +160,17 @@ class Cel(Expression):
 
     def _named(self, reference: Reference) -> str:
         if reference.root != "tasks":
-            return str(reference)
-        return ".".join((self._outputs[reference.path[0]], *reference.path[2:]))
+            if reference.root == "memory" and reference.path and reference.path[0] in self._keys:
+                reference = Reference("memory", (self._keys[reference.path[0]], *reference.path[1:]))
+            return _written(reference)
+        return _written(Reference(self._outputs[reference.path[0]], reference.path[2:]))
 
     def evaluate(self, scope: Scope) -> Any:
         """See :meth:`Expression.evaluate`."""
         data: dict[str, Any] = {root: dict(getattr(scope, root)) for root in self._roots}
+        for key, name in self._keys.items():  # under a name that CEL can ask for: has(memory.name)
+            if key in scope.memory:
+                data["memory"][name] = scope.memory[key]
         for id, name in self._outputs.items():
             if id not in scope.tasks:
                 raise ExpressionError("undefined", f"`{self.text}`: task {id!r} has no output.")
@@ -155,7 +194,7 @@ class Cel(Expression):
 
     def renamed(self, rename: Rename) -> Expression:
         """See :meth:`Expression.renamed`."""
-        return parse("".join(p if isinstance(p, str) else str(rename(p.reference)) for p in self._source.pieces))
+        return parse("".join(p if isinstance(p, str) else _written(rename(p.reference)) for p in self._source.pieces))
 
 
 def _first_line(error: BaseException) -> str:

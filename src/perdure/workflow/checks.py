@@ -1,4 +1,7 @@
-"""What must hold of the expanded tasks of a document: each finding with its place, none hides another."""
+"""What must hold of the expanded tasks of a document: each finding with its place, none hides another.
+
+A task that was expanded is spoken of as it was authored, so that one fault is one finding however often it was copied.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,42 @@ from typing import Any
 
 import msgspec
 
-from perdure.definitions.workflow import PROCESS_KINDS, RENDERED_FIELDS, Action, Agent, McpServer, ToolContract
+from perdure.definitions.workflow import Action, Compensate
 from perdure.rules import authority
 from perdure.workflow import templates
-from perdure.workflow.diagnostics import nearest
+from perdure.workflow.diagnostics import Diagnostics, nearest
 from perdure.workflow.document import OWN, Source
-from perdure.workflow.expand import Draft, Expansion
+from perdure.workflow.expand import Draft, Expansion, inner_place, joined
 from perdure.workflow.expressions import ExpressionError, Reference
-from perdure.workflow.requirements import capabilities_of
-from perdure.workflow.schemas import check_schema
+from perdure.workflow.reads import rendered_fields
+from perdure.workflow.requirements import effect_of, touch_of
 
-_COMMON = {"text", "usage", "cancellation", "function_tools", "structured_output", "continuation"}
-_OPENAI = _COMMON | {
-    "reasoning_effort", "reasoning_mode", "persisted_reasoning", "prompt_caching", "multiple_function_calls",
-    "response_storage", "streaming",
-}  # fmt: skip
-_ABLE = {
-    "fake": _COMMON | {"streaming"}, "openai": _OPENAI, "azure_openai": _OPENAI,
-    "anthropic": _COMMON | {"reasoning_effort", "streaming"}, "google": _COMMON | {"reasoning_effort", "streaming"},
-}  # fmt: skip
-_OPENAI_OPTIONS: dict[str, Any] = {
-    "store": bool, "reasoningContext": ("auto", "current_turn", "all_turns"), "promptCacheMode": ("implicit", "explicit"),
-    "promptCacheTtl": ("30m",), "parallelToolCalls": bool, "safetyIdentifier": str,
-}  # fmt: skip
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "fake": {"toolInput": dict, "finalText": str, "delayMs": int, "failFirst": int},
-    "openai": _OPENAI_OPTIONS, "azure_openai": _OPENAI_OPTIONS, "anthropic": {}, "google": {},
-}  # fmt: skip
-_TOOL_CONTRACTS = {
-    "builtin.workspace.read": ("filesystem.read", "observe", ("idempotent",)),
-    "builtin.workspace.write": ("filesystem.write", "workspace_mutate", ("idempotent", "keyed")),
-    "builtin.echo": ("internal", "pure", ("pure",)),
-}
+_sorted = msgspec.json.Encoder(order="sorted").encode
 _WRITERS = ("builtin.memory.write", "builtin.long_term_memory.promote")
-_MUTATING = (
-    "builtin.write", "builtin.shell.exec", "extension.process", "builtin.memory.write", "builtin.http", "builtin.python",
-    "builtin.long_term_memory.write", "builtin.long_term_memory.promote", "mcp.call", "a2a.delegate",
-)  # fmt: skip
-_PROCESS_FIELDS = ("command", "args", "cwd", "stdin", "container")
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "builtin.shell.exec": ("command",), "extension.process": ("command", "input_schema", "output_schema"),
-    "builtin.http": (), "builtin.python": ("call",), "mcp.call": ("server", "tool"), "a2a.delegate": ("peer",),
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "builtin.assert": ("that",), "builtin.read": ("path",), "builtin.write": ("path", "content"),
+    "builtin.memory.read": ("key",), "builtin.memory.write": ("key", "value"),
+    "builtin.long_term_memory.promote": ("key", "value"), "builtin.long_term_memory.read": ("key",),
+    "builtin.long_term_memory.search": ("query",), "builtin.long_term_memory.write": ("key",),
 }  # fmt: skip
-_PROTECTED = ("PATH", "HOME")
-_PROTECTED_PREFIXES = ("DOCKER_", "CONTAINER_", "TMP", "XDG_")
+_EITHER: dict[str, tuple[str, ...]] = {"builtin.http": ("url",), "builtin.wait": ("seconds", "until")}
+"""What an action of a kind must be given: in ``with``; or one of them, in ``with`` or as a field of the action."""
 
 
 class Checks:
-    """The checks of one document."""
+    """The checks of one list of expanded tasks."""
 
-    def __init__(self, source: Source, drafts: list[Draft], instructions: dict[str, str]) -> None:
+    def __init__(self, source: Source, expansion: Expansion, drafts: list[Draft]) -> None:
         self._spec = source.document.spec
-        self._found = source.diagnostics
+        self._found: Diagnostics = source.diagnostics
         self._own = source.dialect == OWN
+        self._actions = expansion.actions
+        self._agents = expansion.agents
+        self._instructions = expansion.instructions
         self._drafts = drafts
         self._by_id = {draft.id: draft for draft in drafts}
-        self._instructions = instructions
+        self._needs = {draft.id: frozenset(draft.needs) for draft in drafts}
+        self._looked: set[tuple[str, str]] = set()
 
     def run(self) -> None:
         """Everything but what needs the order of tasks."""
@@ -70,39 +53,26 @@ class Checks:
             seen: set[str] = set()
             for draft in self._drafts:
                 if draft.id in seen:
-                    self._found.add(
-                        "duplicate_task", draft.path, f"The task id `{draft.id}` is used twice after expansion."
-                    )
+                    self._found.add("duplicate_task", f"{draft.path}.id",
+                                    f"The task id `{draft.id}` is used twice after expansion.")  # fmt: skip
                 seen.add(draft.id)
-        for name, action in self._spec.actions.items():
-            self._action(name, action)
-        for name, tool in self._spec.tools.items():
-            self._tool(name, tool)
-        for name, server in self._spec.mcp_servers.items():
-            self._server(name, server)
-        for name, agent in self._spec.agents.items():
-            self._agent(name, agent)
-        for name, provider in self._spec.providers.items():
-            if provider.kind == "azure_openai" and not provider.endpoint:
-                self._found.add("schema_violation", f"spec.providers.{name}", f"Provider `{name}` needs an endpoint.")
         for draft in self._drafts:
             self._draft(draft)
-        self._outputs()
-        self._packs()
 
     # -- tasks ------------------------------------------------------------------------------------------------------------
     def _draft(self, draft: Draft) -> None:
-        self._uses(draft)
         self._templates(draft)
-        self._writes(draft)
-        self._compensation(draft)
+        if draft.kind in ("action", "agent", "router"):
+            self._uses(draft)
+            self._given(draft)
+            self._writes(draft)
+            self._compensation(draft)
+            self._allowed(draft)
         if draft.route is not None:
             self._route(draft)
-        for name, schema in (("outputSchema", draft.output_schema), ("inputSchema", draft.input_schema)):
-            if schema is not None and (wrong := check_schema(schema)):
-                self._found.add(
-                    "invalid_schema", f"{draft.path}.{name}", f"The {name} of `{draft.id}` is no JSON Schema: {wrong}."
-                )
+
+    def _action_of(self, draft: Draft) -> Action | None:
+        return self._actions.get(draft.target) if draft.kind == "action" else None
 
     def _uses(self, draft: Draft) -> None:
         kind, _, name = draft.uses.partition(":")
@@ -116,32 +86,53 @@ class Checks:
             known = self._spec.agents
         else:
             if kind != "team":
-                self._found.add("schema_violation", path, f"Task `{draft.id}` uses `{draft.uses}`.",
+                self._found.add("schema_violation", path, f"Task `{draft.name}` uses `{draft.uses}`.",
                                 help="Write action:NAME, agent:NAME, workflow:NAME or router.")  # fmt: skip
             return
         if name not in known:
             self._found.add("missing_reference", path, f"There is no {kind} `{name}`.", help=nearest(name, known))
 
+    def _given(self, draft: Draft) -> None:
+        action = self._action_of(draft)
+        if action is not None:
+            self._required(action, draft.with_, draft.path, f"Task `{draft.name}`")
+
+    def _required(self, action: Action, given: dict[str, Any], path: str, who: str) -> None:
+        for field in _REQUIRED.get(action.kind, ()):
+            if field not in given:
+                self._found.add("schema_violation", f"{path}.with", f"{who} is {action.kind}, and has no `{field}`.",
+                                help=f"Write it into `with`, or into that of the action: {field}: ...")  # fmt: skip
+        either = _EITHER.get(action.kind, ())
+        if either and not any(field in given or getattr(action, field) is not None for field in either):
+            said = f"{who} is {action.kind}, and has no {' and no '.join(f'`{field}`' for field in either)}."
+            self._found.add("schema_violation", f"{path}.with", said, help="Write it into `with`, or at the action.")
+
     def _templates(self, draft: Draft) -> None:
-        places: list[tuple[str, Any, str]] = [("with", draft.with_, "value"), ("when", draft.when, "condition")]
-        places.append(("loop.while", draft.guard, "condition"))
+        path = draft.path
+        for key, value in draft.with_.items():
+            at = f"{path}.with"
+            if key not in draft.own:  # a default
+                at = (
+                    f"spec.subworkflows.{draft.used}.inputs"
+                    if draft.kind == "inputs"
+                    else f"spec.actions.{draft.used}.with"
+                )
+            self._template(draft, f"{at}.{key}", value, "value")
+        if draft.when is not None:
+            self._template(draft, draft.when_path, draft.when, "condition")
+        if draft.guard is not None:
+            self._template(draft, f"{path}.loop.while", draft.guard, "condition")
         if draft.route is not None:
-            places.append(("route.select", draft.route.select, "exact"))
-        places.append(("outputs", draft.outputs, "value"))
-        for name, value, shape in places:
-            if value is not None:
-                self._template(draft, f"{draft.path}.{name}", value, shape)
+            self._template(draft, f"{path}.route.select", draft.route.select, "exact")
+        if draft.outputs is not None:
+            self._template(draft, draft.outputs_path, draft.outputs, "value")
         if draft.kind == "agent":
             text = self._instructions.get(draft.target, "")
-            self._template(draft, f"spec.agents.{draft.target}.instructions", text, "value")
-        if draft.kind == "action" and draft.target in self._spec.actions:
-            action = self._spec.actions[draft.target]
-            self._template(draft, f"spec.actions.{draft.target}.with", action.with_, "value")
-            for field in RENDERED_FIELDS:
-                value = getattr(action, field)
-                if value:
-                    plain = msgspec.json.decode(msgspec.json.encode(value))
-                    self._template(draft, f"spec.actions.{draft.target}.{field}", plain, "value")
+            self._template(draft, f"spec.agents.{draft.used}.instructions", text, "value")
+        action = self._action_of(draft)
+        if action is not None:
+            for field, value in rendered_fields(action).items():
+                self._template(draft, f"spec.actions.{draft.used}.{field}", value, "value")
 
     def _template(self, draft: Draft, path: str, value: Any, shape: str) -> None:
         try:
@@ -150,87 +141,74 @@ class Checks:
             elif shape == "exact":
                 exact = templates.exact(value)
                 if exact is None:
-                    self._found.add(
-                        "invalid_template",
-                        path,
-                        f"{path.rpartition('.')[2]} of `{draft.id}` is not exactly one template.",
-                    )
+                    said = f"{path.rpartition('.')[2]} of `{draft.name}` is not exactly one template."
+                    self._found.add("invalid_template", path, said)
                     return
                 references = exact.references
             else:
                 references = templates.parse(value).references
         except ExpressionError as error:
-            place = getattr(error, "place", "")
-            full = (
-                (path + place if place.startswith("[") else f"{path}.{place}") if place and place != "value" else path
+            self._found.add(
+                "invalid_template", joined(path, getattr(error, "place", "")), error.message, help=error.help
             )
-            self._found.add("invalid_template", full, error.message, help=error.help)
             return
         for reference in sorted(references):
             self._reference(draft, path, reference, value)
 
     def _reference(self, draft: Draft, path: str, reference: Reference, value: Any) -> None:
-        at = self._inner_place(path, reference, value)
         if reference.root == "tasks":
-            id = reference.path[0] if reference.path else ""
+            id = reference.path[0]
+            shown = draft.shown(reference)
+            name = id.removeprefix(draft.prefix)
             if id not in self._by_id:
-                self._found.add(
-                    "missing_reference", at, f"`{reference}`: there is no task `{id}`.", help=nearest(id, self._by_id)
-                )
-            elif id not in draft.needs:
-                self._found.add("missing_reference", at, f"Task `{draft.id}` reads `{id}` and does not need it.",
-                                help=f"Add `{id}` to its needs.")  # fmt: skip
-        elif reference.root == "vars" and reference.path:
+                known = [one.removeprefix(draft.prefix) for one in self._by_id if one.startswith(draft.prefix)]
+                self._found.add("missing_reference", inner_place(path, reference, value),
+                                f"`{shown}`: there is no task `{name}`.", help=nearest(name, known))  # fmt: skip
+            elif id not in self._needs[draft.id]:
+                self._found.add("missing_reference", inner_place(path, reference, value),
+                                f"Task `{draft.name}` reads `{name}` and does not need it.",
+                                help=f"Add `{name}` to its needs.")  # fmt: skip
+        elif reference.root == "vars" and reference.path and not self._has_variable(draft, reference.path[0]):
             name = reference.path[0]
-            if (
-                name not in draft.vars
-                and not (name == "loopPrevious" and draft.previous)
-                and not (draft.guard is not None and name in ("loopIndex", "loopPrevious"))
-            ):
-                self._found.add("missing_reference", at, f"`{reference}`: task `{draft.id}` has no variable `{name}`.",
-                                help=nearest(name, draft.vars))  # fmt: skip
+            self._found.add("missing_reference", inner_place(path, reference, value),
+                            f"`{reference}`: task `{draft.name}` has no variable `{name}`.",
+                            help=nearest(name, draft.vars))  # fmt: skip
 
-    def _inner_place(self, path: str, reference: Reference, value: Any) -> str:
-        """The place of the string in which a reference stands."""
-        if isinstance(value, str):
-            return path
-        try:
-            for place, text in templates.strings(value):
-                if "${{" in text and reference in templates.parse(text).references:
-                    return path + (place if place.startswith("[") else f".{place}")
-        except ExpressionError:
-            pass
-        return path
+    @staticmethod
+    def _has_variable(draft: Draft, name: str) -> bool:
+        if name in draft.vars or (name == "loopPrevious" and draft.previous):
+            return True
+        return draft.guard is not None and name in ("loopIndex", "loopPrevious")
 
     def _writes(self, draft: Draft) -> None:
-        action = self._spec.actions.get(draft.target) if draft.kind == "action" else None
+        action = self._action_of(draft)
         writer = action is not None and action.kind in _WRITERS
         path = f"{draft.path}.memoryWrites"
         if not writer:
             if draft.memory_writes:
-                self._found.add("schema_violation", path, f"Task `{draft.id}` writes no working memory.")
+                self._found.add("schema_violation", path, f"Task `{draft.name}` writes no working memory.")
             draft.memory_writes = None
             return
-        assert action is not None
-        key = draft.with_.get("key", action.with_.get("key"))
+        key = draft.with_.get("key")
         declared = draft.memory_writes
         if declared is not None and (len(set(declared)) < len(declared) or not declared):
-            self._found.add(
-                "schema_violation", path, f"The memoryWrites of `{draft.id}` are empty or hold a key twice."
-            )
+            said = f"The memoryWrites of `{draft.name}` are empty or hold a key twice."
+            self._found.add("schema_violation", path, said)
+        if key is None:
+            return  # that it has none is a finding of its own
         if not isinstance(key, str):
-            self._found.add("schema_violation", f"{draft.path}.with", f"Task `{draft.id}` needs a `key`.")
+            self._found.add(
+                "schema_violation", f"{draft.path}.with.key", f"The `key` of task `{draft.name}` is no text."
+            )
         elif "${{" in key:
             if not declared:
-                self._found.add(
-                    "schema_violation",
-                    path,
-                    f"The key of `{draft.id}` is a template; memoryWrites must name what it may be.",
-                )
+                said = f"The key of `{draft.name}` is a template; memoryWrites must name what it may be."
+                self._found.add("schema_violation", path, said)
         elif declared is None:
             draft.memory_writes = (key,)
         elif key not in declared:
-            self._found.add("schema_violation", path, f"The memoryWrites of `{draft.id}` do not hold its key `{key}`.")
+            said = f"The memoryWrites of `{draft.name}` do not hold its key `{key.removeprefix(draft.prefix)}`."
+            self._found.add("schema_violation", path, said)
 
     def _compensation(self, draft: Draft) -> None:
         inverse = draft.compensate
@@ -238,99 +216,143 @@ class Checks:
             return
         path = f"{draft.path}.compensate"
         kind, _, name = inverse.uses.partition(":")
-        action = self._spec.actions.get(name) if kind == "action" else None
+        action = self._actions.get(name) if kind == "action" else None
+        shown = f"{kind}:{name.removeprefix(draft.prefix)}"
         if action is None:
-            self._found.add(
-                "missing_reference",
-                f"{path}.uses",
-                f"`{inverse.uses}` is no action.",
-                help=nearest(name, self._spec.actions),
-            )
-        elif action.kind not in _MUTATING:
-            self._found.add(
-                "schema_violation", f"{path}.uses", f"`{inverse.uses}` changes nothing, so it undoes nothing."
-            )
+            said = f"`{shown}` is no action."
+            self._found.add("missing_reference", f"{path}.uses", said, help=nearest(name, self._spec.actions))
+        elif not self._mutates(action):
+            self._found.add("schema_violation", f"{path}.uses", f"`{shown}` changes nothing, so it undoes nothing.")
+        else:
+            self._required(action, inverse.with_, path, f"The inverse of task `{draft.name}`")
         if not self._may_mutate(draft):
-            self._found.add(
-                "schema_violation", path, f"Task `{draft.id}` changes nothing, so there is nothing to undo."
-            )
+            said = f"Task `{draft.name}` changes nothing, so there is nothing to undo."
+            self._found.add("schema_violation", path, said)
+        self._inverse_reads(draft, inverse, f"{path}.with")
+
+    def _inverse_reads(self, draft: Draft, inverse: Compensate, path: str) -> None:
+        """An inverse may read the output of any task of the run, also of its own."""
         try:
-            for reference in sorted(templates.parse(inverse.with_).references):
-                if reference.root == "tasks" and reference.path[0] not in self._by_id:
-                    self._found.add(
-                        "missing_reference", f"{path}.with", f"`{reference}`: there is no task `{reference.path[0]}`."
-                    )
+            references = templates.parse(inverse.with_).references
         except ExpressionError as error:
-            self._found.add("invalid_template", f"{path}.with", error.message, help=error.help)
+            self._found.add(
+                "invalid_template", joined(path, getattr(error, "place", "")), error.message, help=error.help
+            )
+            return
+        for reference in sorted(references):
+            if reference.root == "tasks" and reference.path[0] not in self._by_id:
+                said = f"`{draft.shown(reference)}`: there is no task `{reference.path[0].removeprefix(draft.prefix)}`."
+                self._found.add("missing_reference", inner_place(path, reference, inverse.with_), said)
+            elif reference.root == "vars" and reference.path and not self._has_variable(draft, reference.path[0]):
+                said = f"`{reference}`: task `{draft.name}` has no variable `{reference.path[0]}`."
+                self._found.add("missing_reference", inner_place(path, reference, inverse.with_), said)
+
+    def _mutates(self, action: Action) -> bool:
+        """Whether an action of the document can change something."""
+        kind, effect_class, _, _ = effect_of(action, self._spec.mcp_servers)
+        return action.kind != "builtin.approval" and kind != "pure" and effect_class not in ("pure", "observe")
 
     def _may_mutate(self, draft: Draft) -> bool:
         if draft.kind == "action":
-            action = self._spec.actions.get(draft.target)
-            return action is None or action.kind in _MUTATING
+            action = self._action_of(draft)
+            return action is None or self._mutates(action)
         if draft.kind == "agent":
-            agent = self._spec.agents.get(draft.target)
+            agent = self._agents.get(draft.target)
             tools = [self._spec.tools[name] for name in (agent.tools if agent else ()) if name in self._spec.tools]
             return any(tool.effect_class not in ("pure", "observe", "model") for tool in tools)
         return False
 
+    def _allowed(self, draft: Draft) -> None:
+        """What policy forbids whatever the input is: a name that is denied, a file that may be written nowhere."""
+        action, policy = self._action_of(draft), self._spec.policy
+        if action is None or (draft.kind, draft.used) in self._looked:
+            return
+        self._looked.add((draft.kind, draft.used))
+        touch = touch_of(action, self._spec.mcp_servers, own=self._own)
+        if touch is not None:
+            judged = authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
+            if isinstance(judged, authority.Refused):
+                said = f"Action `{draft.used}` is denied: {judged.reason}."
+                self._found.add("policy_denied", f"{draft.path}.uses", said)
+        if action.kind == "builtin.write" and not policy.writable_roots:
+            said = f"Action `{draft.used}` writes files, and no folder may be written."
+            self._found.add("policy_denied", f"{draft.path}.uses", said, help="Add one to spec.policy.writableRoots.")
+
+    # -- routers ----------------------------------------------------------------------------------------------------------
     def _route(self, draft: Draft) -> None:
         assert draft.route is not None
         path = f"{draft.path}.route"
-        seen: dict[str, str] = {}
-        values: list[Any] = []
+        seen: set[str] = set()
+        values: set[bytes] = set()  # JSON, because 1 is not "1" and not true
         for index, case in enumerate(draft.route.cases):
-            if any(type(case.equals) is type(value) and case.equals == value for value in values):
-                self._found.add(
-                    "schema_violation", f"{path}.cases[{index}].equals", f"Router `{draft.id}` has a case twice."
-                )
-            values.append(case.equals)
+            value = _sorted(case.equals)
+            if value in values:
+                said = f"Router `{draft.name}` has a case twice."
+                self._found.add("schema_violation", f"{path}.cases[{index}].equals", said)
+            values.add(value)
             self._destinations(draft, f"{path}.cases[{index}].tasks", case.tasks, seen)
         self._destinations(draft, f"{path}.default", draft.route.default, seen)
 
-    def _destinations(self, draft: Draft, path: str, tasks: tuple[str, ...], seen: dict[str, str]) -> None:
+    def _destinations(self, draft: Draft, path: str, tasks: tuple[str, ...], seen: set[str]) -> None:
         for index, id in enumerate(tasks):
             at = f"{path}[{index}]"
-            target = self._by_id.get(id)
+            target, name = self._by_id.get(id), id.removeprefix(draft.prefix)
             if id in seen:
-                self._found.add("schema_violation", at, f"Router `{draft.id}` leads to `{id}` twice.")
-            seen[id] = at
+                self._found.add("schema_violation", at, f"Router `{draft.name}` leads to `{name}` twice.")
+            seen.add(id)
             if target is None:
-                self._found.add("missing_reference", at, f"Router `{draft.id}` leads to `{id}`, which does not exist.",
-                                help=nearest(id, self._by_id))  # fmt: skip
-            elif draft.id not in target.needs and not any(draft.id in self._by_id[c].needs for c in target.children):
-                self._found.add("missing_reference", at, f"`{id}` is a destination of `{draft.id}` and does not need it.",
-                                help=f"Add `{draft.id}` to the needs of `{id}`.")  # fmt: skip
+                known = [one.removeprefix(draft.prefix) for one in self._by_id if one.startswith(draft.prefix)]
+                said = f"Router `{draft.name}` leads to `{name}`, which does not exist."
+                self._found.add("missing_reference", at, said, help=nearest(name, known))
+            elif draft.id not in target.asks:
+                said = f"`{name}` is a destination of `{draft.name}` and does not need it."
+                self._found.add("missing_reference", at, said, help=f"Add `{draft.name}` to the needs of `{name}`.")
 
+    # -- the graph --------------------------------------------------------------------------------------------------------
     def cycle(self, circle: list[Draft]) -> None:
         """A circle of needs was found."""
-        names = " -> ".join([draft.id for draft in reversed(circle)] + [circle[-1].id])
-        self._found.add("dependency_cycle", f"{circle[0].path}.needs", f"Tasks need each other in a circle: {names}.")
+        names: list[str] = []
+        for draft in [*reversed(circle), circle[-1]]:
+            if not names or names[-1] != draft.name or len(circle) == 1:
+                names.append(draft.name)
+        said = f"Tasks need each other in a circle: {' -> '.join(names)}."
+        self._found.add("dependency_cycle", f"{circle[0].path}.needs", said)
 
     def memory_conflicts(self, order: list[str]) -> None:
         """Tasks that may run side by side and write the same key of working memory."""
         if self._spec.runtime.max_concurrency == 1 or len(order) < len(self._drafts):
             return
-        writers: dict[str, list[Draft]] = {}
-        for draft in self._drafts:
-            for key in draft.memory_writes or ():
-                writers.setdefault(key, []).append(draft)
-        shared = {key: drafts for key, drafts in writers.items() if len(drafts) > 1}
+        place = {id: index for index, id in enumerate(order)}
+        writers: dict[str, list[int]] = {}
+        for id in order:
+            for key in self._by_id[id].memory_writes or ():
+                writers.setdefault(key, []).append(place[id])
+        shared = {key: places for key, places in writers.items() if len(places) > 1}
         if not shared:
             return
-        bit = {id: 1 << place for place, id in enumerate(order)}
-        before: dict[str, int] = {}
+        before: list[int] = []  # of each task, one bit for each that must have ended
         for id in order:
             mask = 0
-            for need in self._by_id[id].needs:
-                mask |= before[need] | bit[need]
-            before[id] = mask
-        for key, drafts in shared.items():
-            for index, one in enumerate(drafts):
-                for other in drafts[index + 1 :]:
-                    if not (before[one.id] & bit[other.id] or before[other.id] & bit[one.id]):
-                        self._found.add("memory_conflict", f"{other.path}.memoryWrites",
-                                        f"`{one.id}` and `{other.id}` may run side by side and both write `{key}`.",
-                                        help="Let one need the other, or write other keys.")  # fmt: skip
+            for need in self._needs[id]:
+                mask |= before[place[need]] | 1 << place[need]
+            before.append(mask)
+        for key, places in shared.items():
+            others = 0
+            for at in places:
+                if free := others & ~before[at]:
+                    first = self._by_id[order[(free & -free).bit_length() - 1]]
+                    self._conflict(self._by_id[order[at]], first, key)
+                others |= 1 << at
+
+    def _conflict(self, one: Draft, other: Draft, key: str) -> None:
+        key = key.removeprefix(one.prefix)
+        if one.path == other.path:
+            said = f"Children of `{one.name}` may run side by side and write the same key `{key}`."
+            told = "Let each write a key of its own, named in memoryWrites."
+        else:
+            said = f"`{other.name}` and `{one.name}` may run side by side and both write `{key}`."
+            told = "Let one need the other, or write other keys."
+        self._found.add("memory_conflict", f"{one.path}.memoryWrites", said, help=told)
 
     def budgets(self, expansion: Expansion, tasks: int) -> None:
         """Limits that the plan itself goes over."""
@@ -360,165 +382,22 @@ class Checks:
                                 f"A cost limit needs a price for `{agent.provider}/{agent.model}`.",
                                 help="Add it to spec.runtime.pricing.models.")  # fmt: skip
 
-    # -- what tasks use -----------------------------------------------------------------------------------------------------
-    def _action(self, name: str, action: Action) -> None:
-        path = f"spec.actions.{name}"
-        process = action.kind in PROCESS_KINDS
-        for field in () if process else _PROCESS_FIELDS:
-            if getattr(action, field):
-                self._found.add(
-                    "schema_violation", f"{path}.{field}", f"Action `{name}` is no process, and has `{field}`."
-                )
-        if action.idempotency is not None and action.kind not in ("mcp.call", "extension.process"):
-            self._found.add(
-                "schema_violation", f"{path}.idempotency", "Only mcp.call and extension.process declare idempotency."
-            )
-        for field in _NEEDED.get(action.kind, ()):
-            if not getattr(action, field):
-                words = field.partition("_")
-                camel = words[0] + words[2].capitalize()
-                self._found.add("schema_violation", path, f"Action `{name}` is {action.kind} and has no `{camel}`.")
-        if action.isolation == "container" and action.container is None:
-            self._found.add("schema_violation", f"{path}.isolation", f"Action `{name}` needs a container block.")
-        for key in action.env:
-            if key in _PROTECTED or key.startswith(_PROTECTED_PREFIXES):
-                self._found.add("schema_violation", f"{path}.env.{key}", f"Action `{name}` may not set `{key}`.")
-        if action.server is not None and action.server not in self._spec.mcp_servers:
-            self._found.add("missing_reference", f"{path}.server", f"There is no MCP server `{action.server}`.",
-                            help=nearest(action.server, self._spec.mcp_servers))  # fmt: skip
-        if action.peer is not None and action.peer not in self._spec.a2a_peers:
-            self._found.add("missing_reference", f"{path}.peer", f"There is no A2A peer `{action.peer}`.",
-                            help=nearest(action.peer, self._spec.a2a_peers))  # fmt: skip
-        if process and action.command and action.command.rpartition("/")[2] not in self._spec.policy.process_allowlist:
-            self._found.add("policy_denied", f"{path}.command", f"processAllowlist does not name `{action.command}`.",
-                            help="Add it to spec.policy.processAllowlist.")  # fmt: skip
-        for field in ("input_schema", "output_schema"):
-            schema = getattr(action, field)
-            if schema is not None and (wrong := check_schema(schema)):
-                self._found.add("invalid_schema", path, f"A schema of action `{name}` is none: {wrong}.")
-
-    def _server(self, name: str, server: McpServer) -> None:
-        path = f"spec.mcpServers.{name}"
-        if (server.url is None) == (server.command is None):
-            self._found.add("schema_violation", path, f"MCP server `{name}` needs either a url or a command.")
-        allowed = self._spec.policy.process_allowlist
-        if server.command is not None and server.command.rpartition("/")[2] not in allowed:
-            self._found.add("policy_denied", f"{path}.command", f"processAllowlist does not name `{server.command}`.",
-                            help="Add it to spec.policy.processAllowlist.")  # fmt: skip
-        for field in ("args", "cwd", "env") if server.command is None else ("headers",):
-            if getattr(server, field):
-                by = "a url" if server.command is None else "a command"
-                self._found.add("schema_violation", f"{path}.{field}", f"MCP server `{name}` has {by}, and `{field}`.")
-
-    def _tool(self, name: str, tool: ToolContract) -> None:
-        path = f"spec.tools.{name}"
-        capability, effect, idempotency = _TOOL_CONTRACTS[tool.kind]
-        for field, value, wanted in (
-            ("capability", tool.capability, (capability,)),
-            ("effectClass", tool.effect_class, (effect,)),
-            ("idempotency", tool.idempotency, idempotency),
-        ):
-            if value not in wanted:
-                self._found.add(
-                    "schema_violation",
-                    f"{path}.{field}",
-                    f"Tool `{name}` is {tool.kind}; its {field} is {' or '.join(wanted)}.",
-                )
-        if tool.secrets or tool.network:
-            self._found.add("schema_violation", path, f"Tool `{name}` is built in; it has no secrets and no network.")
-        schema = tool.input_schema
-        if wrong := check_schema(schema):
-            self._found.add("invalid_schema", f"{path}.inputSchema", f"The inputSchema of `{name}` is none: {wrong}.")
-        elif not _is_strict(schema):
-            self._found.add("invalid_schema", f"{path}.inputSchema", f"The inputSchema of `{name}` is not strict.",
-                            help="type: object, additionalProperties: false, every property in required.")  # fmt: skip
-
-    def _agent(self, name: str, agent: Agent) -> None:
-        path = f"spec.agents.{name}"
-        provider = self._spec.providers.get(agent.provider)
-        for index, tool in enumerate(agent.tools):
-            if tool not in self._spec.tools:
-                self._found.add("missing_reference", f"{path}.tools[{index}]", f"There is no tool `{tool}`.",
-                                help=nearest(tool, self._spec.tools))  # fmt: skip
-            else:
-                self._tool_allowed(path, index, tool)
-        if agent.structured_output is not None and (wrong := check_schema(agent.structured_output)):
-            self._found.add(
-                "invalid_schema",
-                f"{path}.structuredOutput",
-                f"structuredOutput of `{name}` is no JSON Schema: {wrong}.",
-            )
-        if provider is None:
-            self._found.add("missing_reference", f"{path}.provider", f"There is no provider `{agent.provider}`.",
-                            help=nearest(agent.provider, self._spec.providers))  # fmt: skip
-            return
-        policy = self._spec.policy
-        if policy.providers and agent.provider not in policy.providers:
-            self._found.add("policy_denied", f"{path}.provider", f"policy.providers does not name `{agent.provider}`.")
-        for need in sorted(capabilities_of(agent) - _ABLE[provider.kind]):
-            self._found.add(
-                "unsupported_capability",
-                path,
-                f"Provider `{agent.provider}` ({provider.kind}) has no {need}, which `{name}` needs.",
-            )
-        known = _OPTIONS[provider.kind]
-        for option, value in agent.provider_options.items():
-            at = f"{path}.providerOptions.{option}"
-            if option not in known:
-                self._found.add(
-                    "unsupported_capability",
-                    at,
-                    f"`{option}` is no option of {provider.kind}.",
-                    help=nearest(option, known),
-                )
-            elif not _fits(value, known[option]):
-                self._found.add("schema_violation", at, f"`{option}` of {provider.kind} may not be {value!r:.60}.")
-
-    def _tool_allowed(self, path: str, index: int, name: str) -> None:
-        tool, policy = self._spec.tools[name], self._spec.policy
-        touch = authority.Touch(
-            (name, tool.capability, tool.kind), tool.effect_class, tool.risk, approval=tool.approval
-        )
-        judged = authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
-        if isinstance(judged, authority.Refused):
-            self._found.add("policy_denied", f"{path}.tools[{index}]", f"Tool `{name}` is denied: {judged.reason}.")
-
-    def _outputs(self) -> None:
+    def outputs(self, variables: dict[str, Any]) -> None:
+        """What the outputs of the workflow read. ``variables``: those outside of tasks."""
+        outputs = self._spec.outputs
         try:
-            references = templates.parse(self._spec.outputs).references
+            references = templates.parse(outputs).references
         except ExpressionError as error:
-            place = getattr(error, "place", "")
-            self._found.add(
-                "invalid_template", f"spec.outputs.{place}" if place else "spec.outputs", error.message, help=error.help
-            )
+            at = joined("spec.outputs", getattr(error, "place", ""))
+            self._found.add("invalid_template", at, error.message, help=error.help)
             return
         for reference in sorted(references):
-            if reference.root == "tasks" and reference.path[0] not in self._by_id:
-                at = self._inner_place("spec.outputs", reference, self._spec.outputs)
-                self._found.add("missing_reference", at, f"`{reference}`: there is no task `{reference.path[0]}`.",
-                                help=nearest(reference.path[0], self._by_id))  # fmt: skip
-
-    def _packs(self) -> None:
-        if self._spec.packs:
-            self._found.add("unsupported_capability", "spec.packs", "Packs are not supported by this release.",
-                            help="Write their items into the document.")  # fmt: skip
-        memory = self._spec.memory.long_term
-        if memory is not None and memory.embedding.provider != "local_hash":
-            self._found.add("unsupported_capability", "spec.memory.longTerm.embedding.provider",
-                            "This release embeds with `local_hash` only.")  # fmt: skip
-
-
-def _is_strict(schema: Any) -> bool:
-    if (
-        not isinstance(schema, dict)
-        or schema.get("type") != "object"
-        or schema.get("additionalProperties") is not False
-    ):
-        return False
-    return set(schema.get("properties", {})) == set(schema.get("required", []))
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, tuple):
-        return value in wanted
-    return isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+            name = reference.path[0] if reference.path else ""
+            if reference.root == "tasks" and name not in self._by_id:
+                at = inner_place("spec.outputs", reference, outputs)
+                said = f"`{reference}`: there is no task `{name}`."
+                self._found.add("missing_reference", at, said, help=nearest(name, self._by_id))
+            elif reference.root == "vars" and name and name not in variables:
+                at = inner_place("spec.outputs", reference, outputs)
+                said = f"`{reference}`: the workflow has no variable `{name}`."
+                self._found.add("missing_reference", at, said, help=nearest(name, variables))

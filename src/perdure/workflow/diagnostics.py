@@ -63,6 +63,7 @@ class Diagnostics:
         self.file = file
         self.places: Mapping[str, Place] = places or {}
         self.found: list[Diagnostic] = []
+        self._known: set[Diagnostic] = set()
 
     def place(self, path: str) -> Place:
         """Where a path stands; of one that is not there, where the nearest thing around it does."""
@@ -77,7 +78,8 @@ class Diagnostics:
         """Add a finding at a path."""
         line, column = self.place(path)
         one = Diagnostic(code, severity, self.file, line, column, path, message, help)
-        if one not in self.found:
+        if one not in self._known:
+            self._known.add(one)
             self.found.append(one)
 
     def warn(self, code: str, path: str, message: str, *, help: str = "") -> None:

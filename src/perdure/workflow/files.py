@@ -68,6 +68,8 @@ class Captured:
         named = [("spec.vars", spec.vars)]
         named += [(f"spec.agents.{name}.vars", agent.vars) for name, agent in spec.agents.items()]
         named += [(f"spec.tasks[{i}].vars", task.vars) for i, task in enumerate(spec.tasks)]
+        for name, flow in spec.subworkflows.items():
+            named += [(f"spec.subworkflows.{name}.tasks[{i}].vars", task.vars) for i, task in enumerate(flow.tasks)]
         return named
 
     def variable_file(self, path: str, place: str) -> dict[str, Any]:

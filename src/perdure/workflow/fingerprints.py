@@ -1,7 +1,8 @@
 """Fingerprints of tasks: over what governs each, and over nothing else, so that nothing else makes it another task.
 
-A task's own definition, the action or agent it uses, an agent's tools, provider and instructions, and the clauses of policy
-it can come up against. Another task's host in an allow-list changes nothing here.
+A task's own definition, the action or agent it uses, an agent's tools, provider and instructions, and what the clauses of
+policy say of these very things. Another name in an allow-list, another task, a variable or a key of memory that it does
+not read change nothing here.
 """
 
 from __future__ import annotations
@@ -11,73 +12,124 @@ from typing import Any
 import msgspec
 
 from perdure import canonical
-from perdure.definitions.workflow import PROCESS_KINDS, Action, Policy
+from perdure.definitions.workflow import PROCESS_KINDS, Action, LongTerm, SecretRef
+from perdure.rules import authority
+from perdure.workflow.document import OWN
+from perdure.workflow.expand import LONG_TERM_KINDS
 from perdure.workflow.plan import Plan, PlannedTask
+from perdure.workflow.requirements import asked, tool_touch, touch_of
 
 VERSION = 1
-_FILES = ("builtin.read", "builtin.write")
-_OBJECT = {"type": "object"}
+_ITEMS = {"type": "array", "items": {"type": "object", "required": ["index", "taskId", "state", "output", "error"]}}
+_SHAPES: dict[str, Any] = {
+    "action": {"type": "object"},
+    "agent": {},
+    "aggregate": {"type": "object", "required": ["items"], "properties": {"items": _ITEMS}},
+    "loop": {"type": "object", "required": ["iterations", "items"],
+             "properties": {"iterations": {"type": "integer"}, "items": _ITEMS}},
+    "router": {"type": "object", "required": ["selected", "matched", "destinations"]},
+    "inputs": {"type": "object"},
+    "outputs": {"type": "object"},
+}  # fmt: skip
+_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 def _digest(value: Any) -> str:
-    return canonical.digest(msgspec.json.decode(msgspec.json.encode(value)))
+    return f"sha256:v{VERSION}:" + canonical.sha256(_sorted(value))
 
 
-def _policy_of(action: Action, policy: Policy) -> dict[str, Any]:
-    """The clauses of a policy that an action can come up against."""
-    found: dict[str, Any] = {
-        "toolsAllow": policy.tools_allow,
-        "toolsDeny": policy.tools_deny,
-        "approval": policy.approval,
-    }
-    if action.kind in _FILES or action.artifacts:
-        found |= {"workspaceRoot": policy.workspace_root, "writableRoots": policy.writable_roots}
-    if action.kind in PROCESS_KINDS:
-        name = (action.command or "").rpartition("/")[2]
-        found |= {"workspaceRoot": policy.workspace_root, "process": name in policy.process_allowlist,
-                  "environment": policy.environment_allowlist}  # fmt: skip
-    if action.kind == "builtin.http":
-        found |= {"network": msgspec.to_builtins(policy.network)}
-    return found
+class Fingerprints:
+    """The fingerprints of the tasks of one plan. What several tasks use is digested once."""
 
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._used: dict[tuple[str, str], str] = {}
 
-def _governing(task: PlannedTask, plan: Plan) -> dict[str, Any]:
-    if task.kind == "action":
-        action = plan.actions[task.target]
-        used: dict[str, Any] = {"action": msgspec.to_builtins(action), "policy": _policy_of(action, plan.policy)}
-        if action.server is not None and action.server in plan.mcp_servers:
-            used["server"] = msgspec.to_builtins(plan.mcp_servers[action.server])
-        if action.peer is not None and action.peer in plan.a2a_peers:
-            used["peer"] = msgspec.to_builtins(plan.a2a_peers[action.peer])
-        return used
-    if task.kind == "agent":
-        agent = plan.agents[task.target]
-        tools = {name: msgspec.to_builtins(plan.tools[name]) for name in agent.tools if name in plan.tools}
-        provider = plan.providers.get(agent.provider)
-        policy = plan.policy
+    def definition(self, task: PlannedTask) -> str:
+        """The fingerprint of a task's definition, ``sha256:v1:`` and hex."""
+        own = msgspec.structs.replace(task, definition="", contract="")
+        inverse = "" if task.compensate is None else self._of("action", task.compensate.uses.partition(":")[2])
+        return _digest(["task", VERSION, own, self._of(task.kind, task.target), inverse])
+
+    def contract(self, task: PlannedTask) -> str:
+        """The fingerprint of what a task's output must be."""
+        return _digest(["contract", VERSION, self._schema(task)])
+
+    def _schema(self, task: PlannedTask) -> Any:
+        if task.output_schema is not None:
+            return task.output_schema
+        declared = None
+        if task.kind == "agent":
+            declared = self._plan.agents[task.target].structured_output
+        elif task.kind == "action":
+            declared = self._plan.actions[task.target].output_schema
+        return _SHAPES[task.kind] if declared is None else declared
+
+    def _of(self, kind: str, name: str) -> str:
+        """Digest of what an action or agent is, with all it uses."""
+        key = (kind, name)
+        if key not in self._used:
+            value: Any = None
+            if kind == "action":
+                value = self._action(self._plan.actions[name])
+            elif kind == "agent":
+                value = self._agent(name)
+            self._used[key] = _digest(value)
+        return self._used[key]
+
+    def _action(self, action: Action) -> dict[str, Any]:
+        plan, policy = self._plan, self._plan.policy
+        touch = touch_of(action, plan.mcp_servers, own=plan.dialect == OWN)
+        found: dict[str, Any] = {
+            "action": msgspec.structs.replace(action, description=""),
+            "authority": self._authority(touch),
+        }
+        if action.kind in {"builtin.read", "builtin.write", *PROCESS_KINDS} or action.artifacts:
+            found["workspace"] = [policy.workspace_root]
+            if action.kind == "builtin.write":
+                found["workspace"] += policy.writable_roots
+        if action.kind in PROCESS_KINDS:
+            found["process"] = (action.command or "").rpartition("/")[2] in policy.process_allowlist
+        found["secrets"] = self._secrets([*action.env.values(), *action.headers.values()])
+        if action.kind == "builtin.http":
+            found["network"] = [policy.network, sorted(policy.network_allowlist)]
+        if action.kind == "mcp.call" and action.server in plan.mcp_servers:
+            server = plan.mcp_servers[action.server]
+            declared = {action.tool: server.tools[action.tool]} if action.tool in server.tools else {}
+            found["server"] = msgspec.structs.replace(server, tools=declared)
+            found["network"] = [policy.network, sorted(policy.network_allowlist)] if server.url else []
+        if action.kind == "a2a.delegate" and action.peer in plan.a2a_peers:
+            found["peer"] = plan.a2a_peers[action.peer]
+            found["network"] = [policy.network, sorted(policy.network_allowlist)]
+        if action.kind in LONG_TERM_KINDS:
+            found["memory"] = plan.memory.long_term or LongTerm()
+        return found
+
+    def _agent(self, name: str) -> dict[str, Any]:
+        plan = self._plan
+        agent, policy = plan.agents[name], plan.policy
+        tools = {
+            tool: [plan.tools[tool], self._authority(tool_touch(tool, plan.tools[tool]))]
+            for tool in sorted(agent.tools)
+        }
+        kinds = {plan.tools[tool].kind for tool in agent.tools}
         return {
-            "agent": msgspec.to_builtins(agent), "tools": tools,
-            "provider": None if provider is None else msgspec.to_builtins(provider),
-            "instructions": canonical.digest(plan.instructions.get(task.target, agent.instructions or "")),
-            "policy": {"toolsAllow": policy.tools_allow, "toolsDeny": policy.tools_deny, "approval": policy.approval},
+            "agent": msgspec.structs.replace(agent, vars={}, vars_files=(), instructions=None, instructions_file=None),
+            "tools": tools, "provider": plan.providers[agent.provider],
+            "instructions": canonical.sha256(plan.instructions.get(name, "").encode()),
+            "asks": policy.approval == "always",
+            "workspace": [policy.workspace_root] if any(kind.startswith("builtin.workspace") for kind in kinds) else [],
+            "writable": policy.writable_roots if "builtin.workspace.write" in kinds else [],
         }  # fmt: skip
-    return {}
 
+    def _authority(self, touch: authority.Touch | None) -> list[str]:
+        """What policy says of a touch, and what follows if it asks."""
+        judged = asked(touch, self._plan.policy)
+        ask = isinstance(judged, authority.Asked)
+        return [type(judged).__name__.lower(), self._plan.policy.non_interactive if ask else ""]
 
-def definition(task: PlannedTask, plan: Plan) -> str:
-    """The fingerprint of a task's definition, ``sha256:v1:`` and hex."""
-    own = msgspec.to_builtins(msgspec.structs.replace(task, definition="", contract=""))
-    return f"sha256:v{VERSION}:" + _digest(["task", VERSION, own, _governing(task, plan)])
-
-
-def contract(task: PlannedTask, plan: Plan) -> str:
-    """The fingerprint of what a task's output must be."""
-    return f"sha256:v{VERSION}:" + _digest(["contract", VERSION, _schema(task, plan)])
-
-
-def _schema(task: PlannedTask, plan: Plan) -> Any:
-    if task.output_schema is not None:
-        return task.output_schema
-    if task.kind == "agent" and plan.agents[task.target].structured_output is not None:
-        return plan.agents[task.target].structured_output
-    return _OBJECT if task.kind != "agent" else {}
+    def _secrets(self, values: list[SecretRef | str]) -> list[Any]:
+        """The roots of policy that secrets can come from, of the kinds of secrets there are."""
+        policy = self._plan.policy
+        refs = [value for value in values if isinstance(value, SecretRef)]
+        return [policy.secret_file_roots if any(ref.file is not None for ref in refs) else []]

@@ -112,11 +112,11 @@ class Members:
         """The end of a task that is not to run: what it needs did not succeed, no route leads to it, its condition is
         false. None: it is to run; its condition is kept for its end."""
         task = self.plan.tasks[id]
-        for router, destinations in self._routers.get(id, ()):
+        for router, destination in self._routers.get(id, ()):
             end = self.values.ended(router)
             if end is not None and end.end == "succeeded":
                 chosen = self.values.outputs[router]
-                if id in destinations and id not in chosen["destinations"]:
+                if destination not in chosen["destinations"]:
                     route = {"router": router, "selected": chosen["selected"], "matched": chosen["matched"]}
                     return self._skipped(task, {"reason": ROUTE, "route": route})
         if not self._needs_hold(task):
@@ -441,16 +441,27 @@ def _optional(*, decision: Any) -> dict[str, Any]:
     return {} if decision is None else {"decision": msgspec.Raw(_encode(decision))}
 
 
-def _routers(plan: Plan) -> dict[str, list[tuple[str, frozenset[str]]]]:
-    """Task to the routers that may lead to it, each with all its destinations."""
-    found: dict[str, list[tuple[str, frozenset[str]]]] = {}
+def _routers(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """Task to the routers that may lead to it, each with the destination that it is, or is a part of."""
+    found: dict[str, list[tuple[str, str]]] = {}
     for id, task in plan.tasks.items():
         if task.route is None:
             continue
-        destinations = frozenset([t for case in task.route.cases for t in case.tasks] + list(task.route.default))
-        for destination in destinations:
-            found.setdefault(destination, []).append((id, destinations))
+        named = [one for case in task.route.cases for one in case.tasks] + list(task.route.default)
+        for destination in dict.fromkeys(named):
+            for part in _parts(plan, destination):
+                found.setdefault(part, []).append((id, destination))
     return found
+
+
+def _parts(plan: Plan, id: str) -> list[str]:
+    """A task with what begins it: the children of one that was expanded, the way into a sub-workflow."""
+    task, parts = plan.tasks[id], [id]
+    for child in task.children:
+        parts += _parts(plan, child)
+    if task.kind == "outputs":
+        parts += [need for need in task.needs[:1] if plan.tasks[need].kind == "inputs"]
+    return parts
 
 
 def _agent_may_go_on(run: fold.Run | None) -> bool:

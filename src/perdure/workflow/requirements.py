@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-from perdure.definitions.workflow import PROCESS_KINDS, Action, McpTool, Spec
+from perdure.definitions.workflow import PROCESS_KINDS, Action, Agent, McpServer, McpTool, Policy, ToolContract
 from perdure.rules import authority
+from perdure.workflow.document import OWN
 from perdure.workflow.plan import (
     EffectNeed,
     Plan,
@@ -22,20 +23,24 @@ _PARTIALLY = ("builtin.read", "builtin.write")
 _READS = ("GET", "HEAD")
 
 
-def predictability_of(task: PlannedTask, spec: Spec) -> Predictability:
+def predictability_of(task: PlannedTask, actions: Mapping[str, Action]) -> Predictability:
     """How far a task's outcome is known before it is run."""
     if task.kind == "agent":
         return "requires_execution"
     if task.kind != "action":
         return "fully"
-    action = spec.actions.get(task.target)
+    action = actions.get(task.target)
     if action is None or action.kind in _FULLY:
         return "fully"
     return "partially" if action.kind in _PARTIALLY else "requires_execution"
 
 
-def effect_of(action: Action, plan: Plan) -> tuple[str, str, str, str]:
-    """The kind, class, risk and capability of an action's effect; the kind ``pure`` has none."""
+def effect_of(action: Action, servers: Mapping[str, McpServer]) -> tuple[str, str, str, str]:
+    """The kind, class, risk and capability of an action's effect; the kind ``pure`` has none.
+
+    Args:
+        servers: of MCP, by name: a document declares there what a tool promises.
+    """
     kind = action.kind
     if kind in PROCESS_KINDS:
         return "process_execution", capability_class(action.idempotency), action.risk or "high", "process.exec"
@@ -45,17 +50,38 @@ def effect_of(action: Action, plan: Plan) -> tuple[str, str, str, str]:
     if kind == "builtin.python":
         return action.effect_kind, action.effect, action.risk or "medium", "python.call"
     if kind == "mcp.call":
-        declared_tool = _declared(action, plan)
+        declared_tool = _declared(action, servers)
         if declared_tool is not None:
             return "network", declared_tool.promised, action.risk or declared_tool.risk, "mcp.call"
         return "network", capability_class(action.idempotency), action.risk or "medium", "mcp.call"
     return _EFFECTS.get(kind, ("pure", "pure", "low", kind))
 
 
-def _declared(action: Action, plan: Plan) -> McpTool | None:
+def _declared(action: Action, servers: Mapping[str, McpServer]) -> McpTool | None:
     """What the document declares of the MCP tool an action calls."""
-    server = plan.mcp_servers.get(action.server or "")
+    server = servers.get(action.server or "") if action.kind == "mcp.call" else None
     return None if server is None else server.tools.get(action.tool or "")
+
+
+def touch_of(action: Action, servers: Mapping[str, McpServer], *, own: bool) -> authority.Touch | None:
+    """What policy judges of an action before its input is known; None: nothing is judged.
+
+    Args:
+        own: whether the document is of our own dialect, in which a protocol call is a mutation unless declared otherwise.
+    """
+    kind, effect_class, risk, capability = effect_of(action, servers)
+    if kind == "pure" or action.kind == "builtin.approval":
+        return None
+    operation: str = action.kind
+    if action.kind == "mcp.call":
+        operation = f"mcp.call:{action.server}.{action.tool}"
+    elif action.kind == "a2a.delegate":
+        operation = f"a2a.delegate:{action.peer}"
+    declared = _declared(action, servers)
+    return authority.Touch(
+        (capability, operation), kind, risk, approval="policy" if declared is None else declared.approval,
+        remote=own and kind == "network" and effect_class not in ("pure", "observe"),
+    )  # fmt: skip
 
 
 _EFFECTS: dict[str, tuple[str, str, str, str]] = {
@@ -72,42 +98,69 @@ _EFFECTS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
+def asked(touch: authority.Touch | None, policy: Policy) -> authority.Authority:
+    """What a policy says of a touch."""
+    if touch is None:
+        return authority.Allowed()
+    return authority.decide(
+        touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny, providers=policy.providers
+    )
+
+
+def tool_touch(name: str, tool: ToolContract) -> authority.Touch:
+    """What policy judges of a tool that a model calls."""
+    return authority.Touch((name, tool.capability, tool.kind), tool.effect_class, tool.risk, approval=tool.approval)
+
+
 def requirements_of(plan: Plan) -> Requirements:
     """Everything a run of the plan will need, in a stable order."""
-    effects, processes = [], set()
+    effects: list[EffectNeed] = []
+    processes: set[str] = set()
     agents: dict[str, set[str]] = {}
+    tools: set[str] = set()
     for id in plan.order:
         task = plan.tasks[id]
         if task.kind == "agent":
             agent = plan.agents[task.target]
-            agents.setdefault(agent.provider, set()).add(task.target)
-            declared = "once" if agent.model_calls == "once" else "observe"
-            always = plan.policy.approval == "always"
-            effects.append(_need(id, "model", "model", declared, always, task.predictability))
+            agents.setdefault(agent.provider, set()).add(task.uses.partition(":")[2])
+            tools.update(agent.tools)
+            effects += _agent_needs(task, agent, plan)
         elif task.kind == "action":
             action = plan.actions[task.target]
-            kind, effect_class, risk, capability = effect_of(action, plan)
+            kind, effect_class, _, _ = effect_of(action, plan.mcp_servers)
             if kind == "pure":
                 continue
-            declared_tool = _declared(action, plan)
-            touch = authority.Touch(
-                (capability, action.kind), kind, risk, approval="policy" if declared_tool is None else declared_tool.approval,
-                remote=kind == "network" and effect_class not in ("pure", "observe") and plan.dialect == "perdure.dev/v1",
-            )  # fmt: skip
-            policy = plan.policy
-            asked = authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
-            possible = isinstance(asked, authority.Asked) or action.kind == "builtin.approval"
+            touch = touch_of(action, plan.mcp_servers, own=plan.dialect == OWN)
+            possible = isinstance(asked(touch, plan.policy), authority.Asked) or action.kind == "builtin.approval"
             effects.append(_need(id, action.kind, kind, effect_class, possible, task.predictability))
-            if action.kind in PROCESS_KINDS and action.command:
-                processes.add(action.command)
-            server = plan.mcp_servers.get(action.server or "") if action.kind == "mcp.call" else None
-            if server is not None and server.command:
-                processes.add(server.command)
+            processes.update(_processes(action, plan))
     providers = [_provider(plan, name, sorted(used)) for name, used in sorted(agents.items())]
-    tools = sorted({tool for name in plan.agents for tool in plan.agents[name].tools if _used(plan, name)})
     return Requirements(
-        providers=tuple(providers), tools=tuple(tools), effects=tuple(effects), processes=tuple(sorted(processes))
+        providers=tuple(providers),
+        tools=tuple(sorted(tools)),
+        effects=tuple(effects),
+        processes=tuple(sorted(processes)),
     )
+
+
+def _agent_needs(task: PlannedTask, agent: Agent, plan: Plan) -> list[EffectNeed]:
+    """The calls of its model, and of each tool it may call."""
+    declared = "once" if agent.model_calls == "once" else "observe"
+    always = plan.policy.approval == "always"
+    found = [_need(task.id, "model", "model", declared, always, task.predictability)]
+    for name in agent.tools:
+        tool = plan.tools[name]
+        if tool.effect_class != "pure":
+            possible = isinstance(asked(tool_touch(name, tool), plan.policy), authority.Asked)
+            promised = capability_class(tool.idempotency)
+            found.append(_need(task.id, name, tool.effect_class, promised, possible, task.predictability))
+    return found
+
+
+def _processes(action: Action, plan: Plan) -> list[str]:
+    server = plan.mcp_servers.get(action.server or "") if action.kind == "mcp.call" else None
+    commands = [action.command if action.kind in PROCESS_KINDS else None, server.command if server else None]
+    return [command for command in commands if command]
 
 
 def _need(
@@ -119,10 +172,6 @@ def _need(
     )  # fmt: skip
 
 
-def _used(plan: Plan, agent: str) -> bool:
-    return any(task.kind == "agent" and task.target == agent for task in plan.tasks.values())
-
-
 def _provider(plan: Plan, name: str, agents: list[str]) -> ProviderNeed:
     needs: set[str] = {"text", "usage", "cancellation"}
     for agent in agents:
@@ -132,7 +181,7 @@ def _provider(plan: Plan, name: str, agents: list[str]) -> ProviderNeed:
     )
 
 
-def capabilities_of(agent: Any) -> set[str]:
+def capabilities_of(agent: Agent) -> set[str]:
     """What an agent needs its provider to be able to do."""
     needs = set()
     if agent.tools:
@@ -146,6 +195,10 @@ def capabilities_of(agent: Any) -> set[str]:
     if agent.stream:
         needs.add("streaming")
     options = agent.provider_options
+    if "reasoningContext" in options:
+        needs.add("persisted_reasoning")
+    if "parallelToolCalls" in options:
+        needs.add("multiple_function_calls")
     if "store" in options:
         needs.add("response_storage")
     if "promptCacheMode" in options or "promptCacheTtl" in options:

@@ -65,12 +65,13 @@ class Values:
         return task.snapshot if task is not None and task.running else self.flow.memory
 
     def given(self, task: PlannedTask, scope: Scope, defaults: dict[str, Any] | None = None) -> Given:
-        """The rendered input of a task and its digest.
+        """The rendered input of a task and its digest. Of ``defaults``, what its plan lays over them is not looked at.
 
         Raises:
             ExpressionError: a template cannot be rendered.
         """
         rendered = templates.parse(task.with_, "with").render(scope)
+        defaults = {key: value for key, value in (defaults or {}).items() if key not in task.with_}
         if defaults:
             rendered = {**templates.parse(defaults, "with").render(scope), **rendered}
         return Given(rendered, self.digest(task, scope, rendered))
