@@ -215,3 +215,17 @@ def test_without_the_extra_cel_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ExpressionError, match=r"pip install 'perdure\[cel\]'"):
         parse("inputs.only_here_1 + 1")
     assert parse("inputs.only_here_2 == 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a":{"b":${{ inputs.n }}}}', '{"a":{"b":3}}'),
+        ("${{ {'a': inputs.n}}}", {"a": 3}),
+        ("${{ {'a': {'b': inputs.n}} }}", {"a": {"b": 3}}),
+        ("${{ inputs.n }}}}", "3}}"),
+        ("{${{ '}}' }}}", "{}}}"),
+    ],
+)
+def test_braces_around_and_inside_a_template(text: str, value: object) -> None:
+    assert templates.parse(text).render(Scope({"n": 3}, {}, {}, {})) == value

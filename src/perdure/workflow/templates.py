@@ -67,8 +67,8 @@ def _pieces(text: str) -> tuple[str | Expression, ...]:
 
 
 def _end(text: str, at: int) -> int:
-    """Where the template that begins before ``at`` closes; braces in quotes do not close it."""
-    quote = ""
+    """Where the template that begins before ``at`` closes; braces in quotes, and of an object literal, do not close it."""
+    quote, depth = "", 0
     while at < len(text):
         char = text[at]
         if quote:
@@ -78,9 +78,11 @@ def _end(text: str, at: int) -> int:
                 quote = ""
         elif char in "'\"":
             quote = char
+        elif char == "{":
+            depth += 1
+        elif depth and char == "}":
+            depth -= 1
         elif text.startswith(_CLOSE, at):
-            while text.startswith(_CLOSE, at + 1):  # an object literal may end right before it
-                at += 1
             return at
         at += 1
     return -1
