@@ -18,7 +18,7 @@ from perdure.workflow.document import OWN, Source
 from perdure.workflow.expand import Draft, Expansion, inner_place, joined
 from perdure.workflow.expressions import ExpressionError, Reference
 from perdure.workflow.reads import rendered_fields
-from perdure.workflow.requirements import effect_of, touch_of
+from perdure.workflow.requirements import asked, effect_of, touch_of
 
 _sorted = msgspec.json.Encoder(order="sorted").encode
 _WRITERS = ("builtin.memory.write", "builtin.long_term_memory.promote")
@@ -45,7 +45,7 @@ class Checks:
         self._drafts = drafts
         self._by_id = {draft.id: draft for draft in drafts}
         self._needs = {draft.id: frozenset(draft.needs) for draft in drafts}
-        self._looked: set[tuple[str, str]] = set()
+        self._looked: set[str] = set()  # actions that policy was asked about
 
     def run(self) -> None:
         """Everything but what needs the order of tasks."""
@@ -162,8 +162,11 @@ class Checks:
             name = id.removeprefix(draft.prefix)
             if id not in self._by_id:
                 known = [one.removeprefix(draft.prefix) for one in self._by_id if one.startswith(draft.prefix)]
+                told = nearest(name, known)
+                if draft.prefix and name in self._by_id:
+                    told = "A sub-workflow reads what it is given: pass it in `with`, and read `inputs`."
                 self._found.add("missing_reference", inner_place(path, reference, value),
-                                f"`{shown}`: there is no task `{name}`.", help=nearest(name, known))  # fmt: skip
+                                f"`{shown}`: there is no task `{name}`.", help=told)  # fmt: skip
             elif id not in self._needs[draft.id]:
                 self._found.add("missing_reference", inner_place(path, reference, value),
                                 f"Task `{draft.name}` reads `{name}` and does not need it.",
@@ -264,19 +267,23 @@ class Checks:
 
     def _allowed(self, draft: Draft) -> None:
         """What policy forbids whatever the input is: a name that is denied, a file that may be written nowhere."""
-        action, policy = self._action_of(draft), self._spec.policy
-        if action is None or (draft.kind, draft.used) in self._looked:
+        self._judged(self._action_of(draft), draft.used, f"{draft.path}.uses")
+        if draft.compensate is not None:
+            kind, _, target = draft.compensate.uses.partition(":")
+            action = self._actions.get(target) if kind == "action" else None
+            self._judged(action, target.removeprefix(draft.prefix), f"{draft.path}.compensate.uses")
+
+    def _judged(self, action: Action | None, name: str, path: str) -> None:
+        policy = self._spec.policy
+        if action is None or name in self._looked:
             return
-        self._looked.add((draft.kind, draft.used))
-        touch = touch_of(action, self._spec.mcp_servers, own=self._own)
-        if touch is not None:
-            judged = authority.decide(touch, mode=policy.approval, allow=policy.tools_allow, deny=policy.tools_deny)
-            if isinstance(judged, authority.Refused):
-                said = f"Action `{draft.used}` is denied: {judged.reason}."
-                self._found.add("policy_denied", f"{draft.path}.uses", said)
+        self._looked.add(name)
+        judged = asked(touch_of(action, self._spec.mcp_servers, own=self._own), policy)
+        if isinstance(judged, authority.Refused):
+            self._found.add("policy_denied", path, f"Action `{name}` is denied: {judged.reason}.")
         if action.kind == "builtin.write" and not policy.writable_roots:
-            said = f"Action `{draft.used}` writes files, and no folder may be written."
-            self._found.add("policy_denied", f"{draft.path}.uses", said, help="Add one to spec.policy.writableRoots.")
+            said = f"Action `{name}` writes files, and no folder may be written."
+            self._found.add("policy_denied", path, said, help="Add one to spec.policy.writableRoots.")
 
     # -- routers ----------------------------------------------------------------------------------------------------------
     def _route(self, draft: Draft) -> None:

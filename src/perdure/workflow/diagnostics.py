@@ -35,7 +35,7 @@ class Diagnostic(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """One line for people."""
         said = f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}"
-        return f"{said} {self.help}".rstrip()
+        return f"{said} ({self.help.rstrip('.')})" if self.help else said
 
 
 class DocumentInvalid(Invalid):
