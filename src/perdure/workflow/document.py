@@ -90,7 +90,7 @@ def of_value(value: Any, file: str, base: Path) -> Source:
     Raises:
         DocumentInvalid: with every finding.
     """
-    return _judged(value, Diagnostics(file), base, base)
+    return _judged(value, Diagnostics(file, {"": (0, 0)}), base, base)
 
 
 def _judged(value: Any, diagnostics: Diagnostics, base: Path, workspace: Path) -> Source:
