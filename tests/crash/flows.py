@@ -135,8 +135,10 @@ async def wait_flow(stage: Stage) -> None:
 async def artifact_flow(stage: Stage) -> None:
     made = flow(stage, "artifact")
     made.action("save", "builtin.write")
+    made.action("keep", "builtin.long_term_memory.write")
+    made.task("keep", "action:keep", needs=["save"], with_={"key": "k", "content": "kept"})
     made.task("save", "action:save", with_={"path": "out/x.txt", "content": "kept"})
-    made.task("pay", body(stage, made, "pay", "once"), needs=["save"])
+    made.task("pay", body(stage, made, "pay", "once"), needs=["keep"])
     async with stage.open([]) as app:
         receipt = await stage.submit(app, made, None)  # type: ignore[arg-type]
         await stage.finish(app, receipt)
@@ -178,6 +180,10 @@ FLOWS: list[Scenario] = [
     Scenario(
         "artifact of a task",
         artifact_flow,
-        Expected(effects={"pay": "once"}, unwitnessed=frozenset({"builtin.write"}), in_flight=1),
+        Expected(
+            effects={"pay": "once"},
+            unwitnessed=frozenset({"builtin.write", "builtin.long_term_memory.write"}),
+            in_flight=1,
+        ),
     ),
 ]

@@ -194,7 +194,7 @@ def test_a_bad_document_leaves_nothing_behind(shell: Shell) -> None:
     found = shell.json("check", "flow.yaml", code=2)
     assert found["ok"] is False
     assert found["error"]["exitCode"] == 2
-    assert {one["code"] for one in found["diagnostics"]} == {"duplicate_task"}
+    assert {one["code"] for one in found["diagnostics"]} == {"duplicate_task", "missing_reference"}
     assert set(found["diagnostics"][0]) == {"code", "severity", "file", "line", "column", "path", "message", "help"}
     assert not (shell.folder / ".perdure").exists()
 

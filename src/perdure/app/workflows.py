@@ -22,6 +22,7 @@ from perdure.ports.failpoints import Boundary
 from perdure.records.task import PROGRAM
 
 if TYPE_CHECKING:
+    from perdure.executors.memory import Memory
     from perdure.ports.executor import Executor, Workspace
     from perdure.ports.provider import Model
     from perdure.stores.artifacts import FileArtifacts
@@ -49,13 +50,22 @@ class Workflows:
             self._artifacts = FileArtifacts.beside(self._host.store, self._host.clock)
         return self._artifacts
 
+    @property
+    def memory(self) -> Memory:
+        """Long-term memory of this store."""
+        from perdure.executors.memory import Memory
+
+        return Memory(self._host.store, self._host.clock)
+
     async def advance(self, attempt: Attempt) -> Ended:
         """See ``engine.driver.Driver.advance``."""
         if self._driver is None:
             from perdure.executors import executors
             from perdure.workflow.driver import WorkflowDriver
 
-            self._driver = WorkflowDriver(executors(), _model, self.artifacts, self._live, _protocols)
+            self._driver = WorkflowDriver(
+                executors(self._host.store, self._host.clock), _model, self.artifacts, self._live, _protocols
+            )
         return await self._driver.advance(attempt)
 
     def probe(self, operation: str) -> tuple[Probe, Encode] | None:

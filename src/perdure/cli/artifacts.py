@@ -116,14 +116,16 @@ def collect(days: float, dry_run: bool) -> int:
 @_OLDER
 @_DRY
 def gc(days: float, dry_run: bool) -> int:
-    """Remove what nothing refers to any more: today, files of the artifact store."""
-    return _collect(days, dry_run)
+    """Remove what nothing refers to any more: files of the artifact store, and expired entries of long-term memory."""
+    return _collect(days, dry_run, memory=True)
 
 
-def _collect(days: float, dry_run: bool) -> int:
+def _collect(days: float, dry_run: bool, *, memory: bool = False) -> int:
     async def work(out: Output) -> None:
         async with opened(out.settings) as app:
             found = await app.workflows.artifacts.collect(days, dry_run=dry_run)
+            if memory and not dry_run:
+                out.line(f"{await app.workflows.memory.forget_expired()} expired entries of memory removed.")
         out.final("Collection", plain(found))
         word = "would be removed" if dry_run else "removed"
         count = found.considered if dry_run else found.removed

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.app import App
 from perdure.cli import failures
 from perdure.cli.loading import app_of, app_option
 from perdure.cli.opening import run
 from perdure.cli.output import Output, plain
-from perdure.projections.audit import Explanation
+
+if TYPE_CHECKING:
+    from perdure.app import App
+    from perdure.projections.audit import Explanation
 
 
 @click.command()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from perdure.errors import Invalid
 
 if TYPE_CHECKING:
     from perdure.workflow.dsl import Workflow
-    from perdure.workflow.plan import Plan
+    from perdure.workflow.plan import EffectNeed, Plan
 
 
 def document_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,24 +87,29 @@ def plan_command(file: str, workspace: str | None, files: tuple[str, ...], varia
 
 
 def _say_plan(plan: Plan, out: Output) -> None:
-    effects = {need.task: need for need in plan.requirements.effects}
     out.fields({"workflow": plan.name, "version": plan.version or None, "plan": plan.digest, "tasks": len(plan.order),
                 "at once": plan.max_concurrency, "predictable": plan.predictability})  # fmt: skip
     out.line()
     items = []
+    by_task: dict[str, list[EffectNeed]] = {}
+    for need in plan.requirements.effects:
+        by_task.setdefault(need.task, []).append(need)
     for id in plan.order:
-        task, need = plan.tasks[id], effects.get(id)
+        task, effects = plan.tasks[id], by_task.get(id, [])
         items.append({
             "id": id, "uses": task.uses if task.kind in ("action", "agent", "router") else task.kind,
-            "needs": ", ".join(task.needs) or None, "effect": f"{need.kind}, {need.effect_class}" if need else None,
-            "asks": "perhaps" if need and need.approval_possible else None, "when": task.when,
+            "needs": ", ".join(task.needs) or None, "predictable": task.predictability, "when": task.when,
+            "effect": "; ".join(f"{need.kind}, {need.effect_class}" for need in effects) or None,
+            "asks": "perhaps" if any(need.approval_possible for need in effects) else None,
         })  # fmt: skip
-    out.table(
-        {"task": "id", "uses": "uses", "effect": "effect", "approval": "asks", "when": "when", "needs": "needs"}, items
-    )
+    columns = {"task": "id", "uses": "uses", "effect": "effect", "approval": "asks", "predictable": "predictable",
+               "when": "when", "needs": "needs"}  # fmt: skip
+    out.table(columns, items)
     needs = plan.requirements
     for provider in needs.providers:
         out.line(f"provider {provider.name} ({provider.kind}): {', '.join(provider.agents)}")
+    if needs.tools:
+        out.line(f"tools {', '.join(needs.tools)}")
     if needs.processes:
         out.line(f"processes {', '.join(needs.processes)}")
 
@@ -129,10 +132,14 @@ def explain(file: str, workspace: str | None, files: tuple[str, ...], variables:
         plan, compiled = flow.compile(), flow.compiled()
         notes = warnings_of(flow, out)
         layers = {
-            id: {name: LAYERS[layer - 1] for name, layer in sorted(compiled.layers[id].items())} for id in plan.order
+            id: {
+                name: LAYERS[layer - 1] if layer else "expansion" for name, layer in sorted(compiled.layers[id].items())
+            }
+            for id in plan.order
         }
-        once = [need.task for need in plan.requirements.effects if need.effect_class == "once"]
-        asks = [need.task for need in plan.requirements.effects if need.approval_possible]
+        effects = plan.requirements.effects
+        once = list(dict.fromkeys(need.task for need in effects if need.effect_class == "once"))
+        asks = list(dict.fromkeys(need.task for need in effects if need.approval_possible))
         data = {"digest": plan.digest, "document": plan.document, "files": plan.files, "variables": layers, "once": once,
                 "approvals": asks, "fingerprints": {id: plan.tasks[id].definition for id in plan.order}}  # fmt: skip
         out.final("Explanation", data, diagnostics=notes)
@@ -159,84 +166,56 @@ async def _explain_run(id: str, out: Output) -> None:
 @click.command()
 @document_options
 def doctor(file: str, workspace: str | None, files: tuple[str, ...], variables: tuple[str, ...]) -> int:
-    """Look whether this machine has what FILE needs: credentials, programs, folders, engines. Sends and starts nothing.
+    """Look whether this machine has what FILE needs: credentials, programs, folders, images, extras. Sends nothing.
 
     Exit code 6 if something is missing. That a credential is there does not say that it is accepted.
     """
 
     async def work(out: Output) -> int:
+        from perdure.cli.loading import importable
+        from perdure.cli.readiness import needs
+
+        importable()
         flow = load(file, workspace, files, variables)
         plan = flow.compile()
-        items = list(_needs(plan, flow.base))
+        notes = warnings_of(flow, out)
+        items = [msgspec.to_builtins(need) for need in needs(plan, flow.base)]
         missing = [item for item in items if not item["ready"]]
         error = None
         if missing:
-            error = failures.error_body(
-                "not_ready", f"{len(missing)} of {len(items)} needs are not met.", failures.REMOTE
-            )
+            said = f"{len(missing)} of {len(items)} needs are not met: {missing[0]['need']} ({missing[0]['detail']})."
+            error = failures.error_body("not_ready", said, failures.REMOTE)
         for item in items:
             out.record("Need", item)
-        out.final("Doctor", {"items": items}, error=error)
+        out.final("Doctor", {"items": items}, error=error, diagnostics=notes)
         if out.human:
-            if items:
-                out.table({"need": "need", "ready": "ready", "detail": "detail"}, items)
-            else:
-                out.note("It needs nothing of this machine.")
+            out.table({"need": "need", "ready": "ready", "detail": "detail"}, items)
+            if missing:
+                out.note(f"{len(missing)} of {len(items)} needs are not met.")
         return failures.REMOTE if missing else 0
 
     return run(work)
 
 
-_KEYS = {
-    "openai": "OPENAI_API_KEY",
-    "azure_openai": "AZURE_OPENAI_API_KEY",
-    "anthropic": "ANTHROPIC_API_KEY",
-    "google": "GEMINI_API_KEY",
-}
-
-
-def _needs(plan: Plan, base: Path) -> Any:
-    for need in plan.requirements.providers:
-        provider = plan.providers[need.name]
-        ref = provider.credential
-        name = ref.env if ref is not None else _KEYS.get(provider.kind)
-        if name is not None:
-            ready = bool(os.environ.get(name))
-            yield {
-                "need": f"credential of provider {need.name}",
-                "ready": ready,
-                "detail": f"environment variable {name}",
-            }
-    for command in plan.requirements.processes:
-        found = shutil.which(command) or (str(base / command) if os.access(base / command, os.X_OK) else None)
-        yield {"need": f"program {command}", "ready": found is not None, "detail": found or "not found"}
-    if any(action.isolation == "container" for action in plan.actions.values()):
-        engine = shutil.which("docker") or shutil.which("podman")
-        yield {"need": "docker or podman", "ready": engine is not None, "detail": engine or "neither is installed"}
-    for folder in plan.policy.writable_roots:
-        path = base / folder
-        parent = next(p for p in (path, *path.parents) if p.exists())
-        yield {"need": f"writable {folder}", "ready": os.access(parent, os.W_OK), "detail": str(path)}
-
-
 @click.command()
-@click.argument("target", metavar="FILE|RUN")
 @click.option("--format", "form", type=click.Choice(["mermaid", "svg"]), default="mermaid", help="Default: mermaid.")
-def graph(target: str, form: str) -> int:
-    """Draw the tasks of a workflow FILE, or of a RUN with the state of each."""
+@document_options
+def graph(file: str, workspace: str | None, files: tuple[str, ...], variables: tuple[str, ...], form: str) -> int:
+    """Draw the tasks of a workflow FILE, or of a run with the state of each."""
 
     async def work(out: Output) -> None:
         from perdure.workflow import graph as graphs
 
         states = None
-        if not _is_run(target):
-            plan = load(target, None, (), ()).compile()
+        if not _is_run(file):
+            flow = load(file, workspace, files, variables)
+            plan, notes = flow.compile(), warnings_of(flow, out)
         else:
             async with opened(out.settings) as app:
-                view, plan = await app.workflow(target), app.plan(target)
-            states = {task.id: task.state for task in view.tasks}
+                view, plan = await app.workflow(file), app.plan(file)
+            states, notes = {task.id: task.state for task in view.tasks}, []
         text = graphs.mermaid(plan, states) if form == "mermaid" else graphs.svg(plan, states)
-        out.final("Graph", {"format": form, "text": text})
+        out.final("Graph", {"format": form, "text": text}, diagnostics=notes)
         if out.human:
             click.echo(text, nl=False)
 

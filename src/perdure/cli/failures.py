@@ -75,6 +75,9 @@ def report(error: BaseException, settings: Settings) -> int:
         if settings.human:
             for one in findings:
                 print(clean(str(one), lines=True), file=sys.stderr)
+            count = sum(one.severity == "error" for one in findings)
+            if count:  # each is told already
+                told = [(f"{count} {'finding' if count == 1 else 'findings'} in {findings[0].file}.", "")]
             _say(told, causes[0], settings)
         else:
             body = error_body(code, told[0][0], exits, help=told[0][1], run=getattr(error, "run", None))

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure import app as apps
-from perdure.app import App
 from perdure.errors import Invalid
+
+if TYPE_CHECKING:
+    from perdure.app import App
 
 FORM = "Write --app MODULE:NAME; NAME is a function that returns perdure.open(...), or what it returns."
 
@@ -44,12 +45,14 @@ async def app_of(target: str, *, store: str | None, workers: int | None) -> Asyn
     Raises:
         Invalid: the target names no app.
     """
+    from perdure import app as apps
+
     with apps.opened_with(store=store, workers=workers):
         found = await _made(target)
         app = await found.__aenter__()
     error: BaseException | None = None
     try:
-        if not isinstance(app, App):
+        if not isinstance(app, apps.App):
             raise Invalid(f"{target} gives a {type(app).__name__}, not an app.", help=FORM)
         yield app
     except BaseException as raised:

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gc": ("artifacts:gc", "Remove what nothing refers to any more."),
     "graph": ("documents:graph", "Draw the tasks of a workflow or a run."),
     "inspect": ("runs:inspect", "Show a run: its turns or tasks, and its settlement."),
+    "memory": ("memory:memory", "Read, keep and search long-term memory."),
     "models": ("models:models", "List the names of models, check whether one can be used."),
     "obligations": ("hosts:obligations", "List what is owed and what it waits for."),
     "plan": ("documents:plan_command", "Show what a workflow compiles to."),

@@ -9,17 +9,18 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure import app as apps
 from perdure import ids
-from perdure.app import App
 from perdure.cli.output import Output
 from perdure.cli.settings import DEFAULT_DB, Settings
 from perdure.errors import Invalid
 from perdure.limits import INLINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from perdure.app import App
 
 
 class Id(click.ParamType[str]):
@@ -116,6 +117,8 @@ def address(settings: Settings, *, create: bool) -> str:
 @asynccontextmanager
 async def opened(settings: Settings, *, create: bool = False) -> AsyncIterator[App]:
     """The store as a client: it reads and administers, and runs nothing."""
+    from perdure import app as apps
+
     async with apps.open(address(settings, create=create), workers=0, create=create) as app:
         yield app
 

@@ -44,6 +44,7 @@ class Boundary(StrEnum):
     BUDGET = "budget"
     ARTIFACT_LEASED = "artifact-leased"
     ARTIFACTS_DROPPED = "artifacts-dropped"
+    MEMORY = "memory"
     SETTLE = "settle"
     REPAIR = "repair"
     FAULT = "fault"

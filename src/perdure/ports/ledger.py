@@ -181,6 +181,18 @@ class ArtifactRow(msgspec.Struct, frozen=True):
     leased_until: int | None = None
 
 
+class MemoryRow(msgspec.Struct, frozen=True):
+    """One entry of long-term memory: its JSON, the text that is searched, its vector as little-endian float32."""
+
+    namespace: str
+    key: str
+    entry: bytes
+    text: str
+    vector: bytes
+    updated_at: int
+    expires_at: int | None = None
+
+
 class Fault(msgspec.Struct, frozen=True):
     """Why a thread is blocked. It never settles work and never proves that an effect failed."""
 
@@ -472,6 +484,23 @@ class Ledger(Protocol):
 
     def drop_artifacts(self, digests: Collection[str], now: int) -> list[str]:
         """Forget blobs that nothing keeps now. Returns those that were forgotten."""
+        ...
+
+    # -- long-term memory -------------------------------------------------------------------------------------------
+    def put_memory(self, row: MemoryRow) -> None:
+        """Keep an entry; an earlier one under its namespace and key is replaced."""
+        ...
+
+    def memory(self, namespace: str, key: str, now: int) -> MemoryRow | None:
+        """An entry that has not expired."""
+        ...
+
+    def memories(self, namespace: str, now: int, *, after: str = "", limit: int = 1000) -> list[MemoryRow]:
+        """Entries of a namespace that have not expired, by key, after a key."""
+        ...
+
+    def forget_expired(self, now: int) -> int:
+        """Remove entries that have expired; how many."""
         ...
 
     # -- live events --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 
 from perdure import canonical
 from perdure.clock import parse_instant, seconds
-from perdure.definitions.workflow import RENDERED_FIELDS, Action
+from perdure.definitions.workflow import RENDERED_FIELDS, Action, LongTerm
 from perdure.engine.attempt import Attempt
 from perdure.engine.intents import Op
 from perdure.errors import Error, Invalid
@@ -38,6 +38,8 @@ _encode = msgspec.json.Encoder().encode
 DEPENDENCY = "dependency did not succeed"
 CONDITION = "when condition was false"
 ROUTE = "route not selected"
+LONG_TERM = ("builtin.long_term_memory.read", "builtin.long_term_memory.search", "builtin.long_term_memory.write",
+             "builtin.long_term_memory.reindex")  # fmt: skip
 
 
 class Member(msgspec.Struct):
@@ -190,6 +192,8 @@ class Members:
             return
         action = self.plan.actions.get(task.target) if task.kind == "action" else None
         member.given = given = self.values.given(task, scope, action.with_ if action is not None else None)
+        if action is not None and action.kind.startswith(LONG_TERM):
+            member.given = given = self._remembering(task, given)
         if action is None:
             self._begin_agent(member, given)
         elif action.kind in pure.PURE:
@@ -204,6 +208,16 @@ class Members:
             rendered = self._action(action, scope)
             acted = await self.acting.open(task, rendered, given.value, member.attempt)
             self._opened(member, acted, rendered, given)
+
+    def _remembering(self, task: PlannedTask, given: Given) -> Given:
+        """What the document says of long-term memory, under what the task says itself."""
+        declared = self.plan.memory.long_term or LongTerm()
+        whole: dict[str, Any] = {
+            "namespace": task.namespace + declared.namespace, "dimensions": declared.embedding.dimensions, **given.value,
+        }  # fmt: skip
+        if declared.retention_days is not None:
+            whole.setdefault("retentionDays", declared.retention_days)
+        return Given(whole, given.digest)
 
     def _opened(self, member: Member, acted: Acted, action: Action, given: Given) -> None:
         member.records, member.ops, member.boundary = acted.records, acted.ops, acted.boundary
@@ -309,6 +323,8 @@ class Members:
             scope = self._scope(task)
             action = self.plan.actions.get(task.target) if task.kind == "action" else None
             member.given = given = self.values.given(task, scope, action.with_ if action is not None else None)
+            if action is not None and action.kind.startswith(LONG_TERM):
+                member.given = given = self._remembering(task, given)
             if action is None:
                 member.body = lambda: self._perform_agent(task, given)
             elif action.kind == "builtin.wait":

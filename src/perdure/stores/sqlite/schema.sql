@@ -208,3 +208,16 @@ CREATE TABLE artifact_lease (
   PRIMARY KEY (run, task, digest)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX artifact_lease_digest ON artifact_lease (digest);
+
+-- Memory that outlives runs: one entry a key of a namespace, its text to search, its vector as little-endian float32.
+CREATE TABLE memory (
+  namespace TEXT NOT NULL,
+  key TEXT NOT NULL,
+  entry BLOB NOT NULL,
+  text TEXT NOT NULL,
+  vector BLOB NOT NULL,
+  updated_at INTEGER NOT NULL,
+  expires_at INTEGER,
+  PRIMARY KEY (namespace, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX memory_expires ON memory (expires_at) WHERE expires_at IS NOT NULL;
