@@ -115,6 +115,6 @@ def test_a_killed_worker_loses_nothing(folder: Path) -> None:
 def test_a_worker_without_agents_to_run_is_refused(folder: Path) -> None:
     (folder / "client.py").write_text("import perdure as p\ndef app():\n    return p.open('work.db', workers=0)\n")
     assert "client" in told("worker", "--app", "client:app", cwd=folder, code=2)["error"]["message"]
-    told("worker", cwd=folder, code=2)
+    told("worker", "--db", "no/such/folder/w.db", cwd=folder, code=5)
     told("worker", "--app", "module:app", "--workers", "0", cwd=folder, code=2)
     assert "--workers" in perdure("worker", "--help", cwd=folder).stdout

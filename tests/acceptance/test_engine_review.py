@@ -60,7 +60,7 @@ async def test_claiming_survives_a_failed_look(tmp_path: Path, error: Exception,
         read, failed = app.store.read, list[int]()
 
         def fails_once(unit: Any) -> Any:
-            if not failed and sys._getframe(1).f_code.co_name == "_until_due":
+            if not failed and sys._getframe(1).f_code.co_name == "_next_due":
                 failed.append(1)
                 raise error
             return read(unit)

@@ -114,7 +114,12 @@ async def submit(
     """
     from perdure.workflow import plan as plans
     from perdure.workflow import request as requests
+    from perdure.workflow.dsl import Workflow
 
+    if not isinstance(flow, Workflow):
+        raise Invalid(
+            f"{type(flow).__name__} is no agent and no workflow.", help="Give an Agent, its name or a Workflow."
+        )
     plan = flow.compile()
     if inputs is not None and not isinstance(inputs, dict):
         raise Invalid(f"The inputs of a workflow are an object, not {type(inputs).__name__}.")
