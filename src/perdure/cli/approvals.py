@@ -30,6 +30,7 @@ def list_(of_run: str | None, everything: bool) -> int:
         columns = {
             "id": "id",
             "tool": "tool",
+            "call": "call",
             "status": "status",
             "run": "run",
             "asked": "askedAt",
