@@ -16,7 +16,7 @@ import msgspec
 import rfc8785
 
 from perdure.errors import Invalid
-from perdure.limits import CANONICAL_INTEGER_MAX, INLINE_BYTES_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX
+from perdure.limits import CANONICAL_INTEGER_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX, PAYLOAD_BYTES_MAX
 
 _plain = msgspec.json.Encoder()
 _sorted = msgspec.json.Encoder(order="sorted")
@@ -25,7 +25,7 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 
 
-def encode(value: object, what: str = "value", *, limit: int = INLINE_BYTES_MAX) -> bytes:
+def encode(value: object, what: str = "value", *, limit: int = PAYLOAD_BYTES_MAX) -> bytes:
     """Plain JSON of a JSON value (``None``, bool, int, float, str, list, dict with str keys).
 
     Raises:
@@ -38,7 +38,7 @@ def encode(value: object, what: str = "value", *, limit: int = INLINE_BYTES_MAX)
         raise Invalid(f"{what} cannot be encoded as JSON: {error}.") from error
     if len(raw) > limit:
         raise Invalid(
-            f"{what} is {len(raw):,} bytes of JSON; the limit is {limit:,} bytes (INLINE_BYTES_MAX).",
+            f"{what} is {len(raw):,} bytes of JSON; the limit is {limit:,} bytes (PAYLOAD_BYTES_MAX).",
             help="Store the content elsewhere and pass a reference to it.",
         )
     if _decoder_differs(value, raw) or _near_a_limit(raw):

@@ -14,7 +14,8 @@ TEXT_CHARS_MAX = 65_536
 FAILURE_MESSAGE_CHARS_MAX = 16_384
 
 # payloads
-INLINE_BYTES_MAX = 1 * MIB  # larger payloads need blobs
+INLINE_BYTES_MAX = 1 * MIB  # larger payloads of records stand beside their batch, by digest
+PAYLOAD_BYTES_MAX = 16 * MIB
 JSON_DEPTH_MAX = 64
 JSON_NODES_MAX = 65_536
 INTEGER_BITS_MAX = 64  # signed: -2**63 .. 2**63-1

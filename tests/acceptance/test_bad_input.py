@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 import perdure as p
-from perdure.limits import INLINE_BYTES_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX
+from perdure.limits import JSON_DEPTH_MAX, JSON_NODES_MAX, PAYLOAD_BYTES_MAX
 from perdure.providers.scripted import Scripted, call, say
 from support.place import Place, until
 from support.puppets import once, play, puppet
@@ -75,7 +75,7 @@ PAYLOADS: dict[str, tuple[Any, str]] = {
     "huge": ([10**400], "$.turns[0][0]"),
     "object": ({"a": [object()]}, "$.turns[0].a[0]"),
     "too deep": (nested(JSON_DEPTH_MAX + 1), "nested deeper than"),
-    "too large": ("x" * (INLINE_BYTES_MAX + 1), "INLINE_BYTES_MAX"),
+    "too large": ("x" * (PAYLOAD_BYTES_MAX + 1), "PAYLOAD_BYTES_MAX"),
     "too many": ([0] * (JSON_NODES_MAX + 1), "JSON_NODES_MAX"),
 }
 

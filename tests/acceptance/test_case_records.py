@@ -288,7 +288,7 @@ async def test_case_C05_a_transient_store_fault_uses_up_no_identity(  # noqa: N8
 def odd_results() -> dict[str, Any]:
     return {
         "object": object(),
-        "4 MB": "x" * 4_000_000,
+        "17 MB": "x" * 17_000_000,
         "surrogate": "\ud800",
         "nan": [float("nan")],
         "big": {"n": 2**64},

@@ -81,7 +81,7 @@ def fence_off() -> None:
     """The append looks neither at epoch and token nor at where the log ends; the ledger's verbs look at nothing."""
 
     def append(
-        self: SqliteLog, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes
+        self: SqliteLog, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, *_: object
     ) -> None:
         end = self.tail(thread)
         first = end.sequence + 1

@@ -324,7 +324,6 @@ FAILURES = [
     ("error-32602", "protocol", "error -32602: not today"),
     ("error-32603", "tool", "error -32603: not today"),
     ("typed", "output", "does not fit the server's own schema"),
-    ("large", "output", "over the limit of 1,048,576"),
 ]
 
 

@@ -29,6 +29,11 @@ def note(**given: Any) -> Any:
     return given
 
 
+def text(size: int) -> str:
+    """A text of a size."""
+    return "x" * size
+
+
 def flow(spec: str, folder: Path) -> Workflow:
     """A workflow from the text of its spec."""
     text = HEAD + textwrap.indent(textwrap.dedent(spec).strip("\n"), "  ") + "\n"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perdure import canonical
 from perdure.canonical import decode, digest, digest_raw, encode
 from perdure.errors import Invalid
-from perdure.limits import CANONICAL_INTEGER_MAX, INLINE_BYTES_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX
+from perdure.limits import CANONICAL_INTEGER_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX, PAYLOAD_BYTES_MAX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SMALL = st.integers(-CANONICAL_INTEGER_MAX, CANONICAL_INTEGER_MAX)
@@ -155,11 +155,11 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 
 
 def test_size_is_limited_and_the_message_names_the_limit() -> None:
-    assert len(encode("x" * (INLINE_BYTES_MAX - 2))) == INLINE_BYTES_MAX
+    assert len(encode("x" * (PAYLOAD_BYTES_MAX - 2))) == PAYLOAD_BYTES_MAX
     with pytest.raises(
-        Invalid, match=r"input is 1,048,577 bytes of JSON; the limit is 1,048,576 bytes \(INLINE_BYTES_MAX\)"
+        Invalid, match=r"input is 16,777,217 bytes of JSON; the limit is 16,777,216 bytes \(PAYLOAD_BYTES_MAX\)"
     ):
-        encode("x" * (INLINE_BYTES_MAX - 1), "input")
+        encode("x" * (PAYLOAD_BYTES_MAX - 1), "input")
     with pytest.raises(Invalid, match="the limit is 10 bytes"):
         encode("123456789", limit=10)
 

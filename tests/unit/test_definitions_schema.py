@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from perdure.definitions import jsonschema
 from perdure.definitions.schema import Codec, codec_of
 from perdure.errors import Invalid
-from perdure.limits import INLINE_BYTES_MAX, JSON_DEPTH_MAX
+from perdure.limits import JSON_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from support.naming import stable
 
 
@@ -261,7 +261,7 @@ BAD = [
     Refusal(Order, Order([Line("\ud800")]), "$.lines[0].sku", "surrogate"),
     Refusal(Any, DEEP, "", "nested deeper"),
     Refusal(Any, CIRCLE, "", "nested deeper"),
-    Refusal(Any, "x" * INLINE_BYTES_MAX, "", "INLINE_BYTES_MAX"),
+    Refusal(Any, "x" * PAYLOAD_BYTES_MAX, "", "PAYLOAD_BYTES_MAX"),
     # values that are not of the declared type
     Refusal(None, 1, "$", "`null`"),
     Refusal(str, None, "$", "`str`"),

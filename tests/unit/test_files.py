@@ -203,24 +203,24 @@ def test_reading_from_disk(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="empty"):
         p.File.read(path)
     with path.open("wb") as file:
-        file.truncate(limits.INLINE_BYTES_MAX)
-    assert len(p.File.read(path).data) == limits.INLINE_BYTES_MAX
+        file.truncate(limits.PAYLOAD_BYTES_MAX)
+    assert len(p.File.read(path).data) == limits.PAYLOAD_BYTES_MAX
     with path.open("wb") as file:
-        file.truncate(limits.INLINE_BYTES_MAX + 1)
-    with pytest.raises(Invalid, match="1,048,576 bytes"):
+        file.truncate(limits.PAYLOAD_BYTES_MAX + 1)
+    with pytest.raises(Invalid, match="16,777,216 bytes"):
         p.File.read(path)
 
 
 def test_too_large_an_input_names_the_field_and_the_limit() -> None:
-    large = p.File(data=b"x" * 800_000, media_type="image/png")
+    large = p.File(data=b"x" * 12_800_000, media_type="image/png")
     small = p.File(data=b"x", media_type="image/png")
     with pytest.raises(Invalid) as caught:
         input_codec_of(Data, "").encode(Data(small, [small, large]), "input of 'clerk'")
-    assert "input of 'clerk' is 1,06" in str(caught.value)
-    assert "the limit is 1,048,576 bytes (INLINE_BYTES_MAX)" in str(caught.value)
+    assert "input of 'clerk' is 17,06" in str(caught.value)
+    assert "the limit is 16,777,216 bytes (PAYLOAD_BYTES_MAX)" in str(caught.value)
     assert "`$.others[1]`" in str(caught.value)
     assert "File.at" in str(caught.value)
-    fits = p.File(data=b"x" * 780_000, media_type="image/png")
+    fits = p.File(data=b"x" * 12_500_000, media_type="image/png")
     assert input_codec_of(p.File, "").round_trip(fits)[1] == fits
 
 

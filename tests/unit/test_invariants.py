@@ -97,7 +97,7 @@ class History:
         for epoch, records in zip(self.epochs, self.records, strict=True):
             body = codec.encode(Batch(1, self.thread, first, epoch, f"w_{epoch}", first, tuple(records)))
             tail = codec.chain(tail, body)
-            found.append((first, first + len(records) - 1, epoch, tail, body))
+            found.append((first, first + len(records) - 1, epoch, tail, body, {}))
             first += len(records)
         return found
 
@@ -107,7 +107,7 @@ def stored(bodies: list[bytes]) -> list[Stored]:
     tail = codec.EMPTY_TAIL
     for body in bodies:
         batch, tail = codec.decode(body), codec.chain(tail, body)
-        found.append((batch.first, batch.last, batch.epoch, tail, body))
+        found.append((batch.first, batch.last, batch.epoch, tail, body, {}))
     return found
 
 
@@ -726,19 +726,19 @@ def test_the_twin_of_a_law_fails_that_law_and_no_other(name: str, twin: Callable
 
 
 def _gap(found: list[Stored]) -> None:
-    first, last, epoch, _, body = found[-1]
+    first, last, epoch, _, body, _ = found[-1]
     moved = codec.encode(msgspec.structs.replace(codec.decode(body), first=first + 1))
-    found[-1] = (first + 1, last + 1, epoch, codec.chain(found[-2][3], moved), moved)
+    found[-1] = (first + 1, last + 1, epoch, codec.chain(found[-2][3], moved), moved, {})
 
 
 def _rechained(found: list[Stored], at: int, body: bytes) -> None:
-    first, last, epoch, _, _ = found[at]
-    found[at] = (first, last, epoch, codec.chain(found[at - 1][3], body), body)
+    first, last, epoch, _, _, _ = found[at]
+    found[at] = (first, last, epoch, codec.chain(found[at - 1][3], body), body, {})
 
 
 def _tail_altered(found: list[Stored]) -> None:
-    first, last, epoch, tail, body = found[4]
-    found[4] = (first, last, epoch, tail[:-1] + bytes([tail[-1] ^ 1]), body)
+    first, last, epoch, tail, body, _ = found[4]
+    found[4] = (first, last, epoch, tail[:-1] + bytes([tail[-1] ^ 1]), body, {})
 
 
 def _unknown_kind(found: list[Stored]) -> None:
@@ -750,8 +750,8 @@ def _other_thread(found: list[Stored]) -> None:
 
 
 def _other_epoch_in_the_row(found: list[Stored]) -> None:
-    first, last, epoch, tail, body = found[-1]
-    found[-1] = (first, last, epoch + 1, tail, body)
+    first, last, epoch, tail, body, _ = found[-1]
+    found[-1] = (first, last, epoch + 1, tail, body, {})
 
 
 BYTE_TWINS: list[tuple[str, Callable[[list[Stored]], None]]] = [
@@ -783,17 +783,17 @@ def test_what_cannot_be_read_is_not_judged() -> None:
 @given(st.integers(0, len(BODIES) - 1), st.integers(0, 10**6), st.integers(1, 255))
 def test_no_byte_can_change_unseen(batch: int, offset: int, mask: int) -> None:
     found = stored(BODIES)
-    first, last, epoch, tail, body = found[batch]
+    first, last, epoch, tail, body, _ = found[batch]
     at = offset % len(body)
-    found[batch] = (first, last, epoch, tail, body[:at] + bytes([body[at] ^ mask]) + body[at + 1 :])
+    found[batch] = (first, last, epoch, tail, body[:at] + bytes([body[at] ^ mask]) + body[at + 1 :], {})
     assert not check(THREAD, found, ledger())
 
 
 def test_every_byte_of_a_batch_counts() -> None:
     found = stored(BODIES)[:2]
-    first, last, epoch, tail, body = found[1]
+    first, last, epoch, tail, body, _ = found[1]
     for at in range(len(body)):
-        found[1] = (first, last, epoch, tail, body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
+        found[1] = (first, last, epoch, tail, body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :], {})
         assert not check(THREAD, found)
 
 

@@ -119,7 +119,7 @@ def _stored(records: tuple[Record, ...]) -> list[tuple[int, int, int, bytes, byt
     for sequence, record in enumerate(records, 1):
         body = codec.encode(codec.Batch(1, r.THREAD, sequence, 1, "w_1", 0, (record,)))
         tail = codec.chain(tail, body)
-        found.append((sequence, sequence, 1, tail, body))
+        found.append((sequence, sequence, 1, tail, body, {}))
     return found
 
 

@@ -17,7 +17,7 @@ from perdure import ids
 from perdure.cli.output import Output
 from perdure.cli.settings import DEFAULT_DB, Settings
 from perdure.errors import Invalid
-from perdure.limits import INLINE_BYTES_MAX
+from perdure.limits import PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from perdure.app import App
@@ -133,12 +133,12 @@ def read_value(path: str, what: str) -> bytes:
         if path == "-":
             if sys.stdin is None:  # as the caller may close it
                 raise ValueError("standard input is closed")
-            raw = sys.stdin.buffer.read(INLINE_BYTES_MAX + 1)
+            raw = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
         else:
             with Path(path).open("rb") as file:
-                raw = file.read(INLINE_BYTES_MAX + 1)
+                raw = file.read(PAYLOAD_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise Invalid(f"The {what} {path!r} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    if len(raw) > INLINE_BYTES_MAX:
-        raise Invalid(f"The {what} {path!r} is over {INLINE_BYTES_MAX:,} bytes.")
+    if len(raw) > PAYLOAD_BYTES_MAX:
+        raise Invalid(f"The {what} {path!r} is over {PAYLOAD_BYTES_MAX:,} bytes.")
     return raw

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from perdure.errors import Invalid
-from perdure.limits import FILE_NAME_CHARS_MAX, FILE_URL_CHARS_MAX, INLINE_BYTES_MAX
+from perdure.limits import FILE_NAME_CHARS_MAX, FILE_URL_CHARS_MAX, PAYLOAD_BYTES_MAX
 
 KEY = "$file"  # an input may hold it only as the mark of a file
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
@@ -98,15 +98,15 @@ class File(
             )
         try:
             with place.open("rb") as opened:
-                data = opened.read(INLINE_BYTES_MAX + 1)
+                data = opened.read(PAYLOAD_BYTES_MAX + 1)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise Invalid(f"The file {str(place)!r} cannot be read: {why}.") from error
         if not data:
             raise Invalid(f"The file {str(place)!r} is empty.")
-        if len(data) > INLINE_BYTES_MAX:
+        if len(data) > PAYLOAD_BYTES_MAX:
             raise Invalid(
-                f"The file {str(place)!r} is over the limit of {INLINE_BYTES_MAX:,} bytes (INLINE_BYTES_MAX).",
+                f"The file {str(place)!r} is over the limit of {PAYLOAD_BYTES_MAX:,} bytes (PAYLOAD_BYTES_MAX).",
                 help="Put it where the provider can fetch it, and give its address: File.at(url, media_type=...).",
             )
         return cls(media_type=found, data=data, name=place.name)

@@ -26,7 +26,7 @@ from perdure import canonical
 from perdure.definitions import jsonschema
 from perdure.definitions.files import File
 from perdure.errors import Invalid
-from perdure.limits import INLINE_BYTES_MAX, JSON_DEPTH_MAX, JSON_NODES_MAX
+from perdure.limits import JSON_DEPTH_MAX, JSON_NODES_MAX, PAYLOAD_BYTES_MAX
 
 ENCODE_ERRORS = (TypeError, ValueError, RecursionError, OverflowError, AttributeError, msgspec.MsgspecError)
 DECODE_ERRORS = (ValueError, RecursionError, msgspec.MsgspecError)
@@ -119,7 +119,7 @@ class Codec:
             raw = self._write(value)
         except ENCODE_ERRORS as error:
             raise _unencodable(value, what, error) from error
-        if len(raw) > INLINE_BYTES_MAX:
+        if len(raw) > PAYLOAD_BYTES_MAX:
             raise _too_large(value, len(raw), what)
         check_limits(raw, what)
         try:
@@ -442,7 +442,7 @@ def files_in(value: Any) -> Iterator[tuple[str, File]]:
 
 
 def _too_large(value: Any, size: int, what: str) -> Invalid:
-    told = f"{what} is {size:,} bytes of JSON; the limit is {INLINE_BYTES_MAX:,} bytes (INLINE_BYTES_MAX)"
+    told = f"{what} is {size:,} bytes of JSON; the limit is {PAYLOAD_BYTES_MAX:,} bytes (PAYLOAD_BYTES_MAX)"
     held = [(len(file.data), path) for path, file in files_in(value) if file.data]
     if not held:
         return Invalid(f"{told}.", help="Store the content elsewhere and pass a reference to it.")

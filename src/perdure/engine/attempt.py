@@ -23,6 +23,7 @@ from perdure.ports.ledger import Claimed, Intent, Submission
 from perdure.ports.log import Tail
 from perdure.ports.store import Transaction
 from perdure.records import codec
+from perdure.records.blobs import Blobs
 from perdure.records.codec import Batch, Record
 from perdure.records.effect import ToolCallUnknown, ToolCallWithdrawn
 from perdure.records.parts import Failure
@@ -126,29 +127,30 @@ class Attempt:
             batches = [self._batch(records[start : start + BATCH_RECORDS_MAX]) for start in parts]
 
         def unit(tx: Transaction) -> None:
-            for expected, count, body, digest in batches:
-                tx.log.append(number, epoch, token, expected, count, body, digest)
+            for expected, count, body, digest, apart in batches:
+                tx.log.append(number, epoch, token, expected, count, body, digest, apart)
             for op in then:
                 op(tx)
 
-        future = self.host.store.write(boundary, unit, self._failed, single=not then and len(batches) == 1)
+        single = not then and len(batches) == 1 and not batches[0][4]
+        future = self.host.store.write(boundary, unit, self._failed, single=single)
         if self.host.watched(self.thread):
             future.add_done_callback(self._appended)
         return future
 
-    def _batch(self, records: Sequence[Record]) -> tuple[Tail, int, bytes, bytes]:
-        """Encode and fold one batch: the tail it follows, its number of records, its bytes, the digest after it."""
+    def _batch(self, records: Sequence[Record]) -> tuple[Tail, int, bytes, bytes, Blobs]:
+        """Encode and fold one batch: the tail it follows, its number of records, its bytes, the digest after it, payloads."""
         state, expected = self.state, self._tail
         first = expected.sequence + 1
         batch = Batch(1, self.thread, first, self.epoch, self.host.owner, self.host.clock.now(), tuple(records))
-        body = codec.encode(batch)
+        body, apart = codec.encode_apart(batch)
         digest = codec.chain(expected.digest, body)
         for record in records:
             fold.apply(state, record)
         state.digest = digest
         state.epoch = self.epoch
         self._tail = Tail(state.tail, digest, first)
-        return expected, len(records), body, digest
+        return expected, len(records), body, digest, apart
 
     def _program(self) -> str:
         """The program of the thread's first submission."""

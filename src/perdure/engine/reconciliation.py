@@ -258,7 +258,7 @@ async def ask_due(host: Host, probe_of: Callable[[EffectRow], tuple[Probe, Encod
 def evidence_of(host: Host, row: EffectRow) -> UnknownCall:
     """What is known about an effect, read back from the log at its started record."""
     stored = host.store.read(lambda tx: tx.log.read_from(row.thread, row.sequence, 1))
-    records = codec.decode(stored[0].body).records if stored else ()
+    records = codec.decode(stored[0].body, stored[0].apart).records if stored else ()
     arguments, reason = intents.arguments_of(records, row)
     thread = host.store.read(lambda tx: tx.ledger.thread(row.thread))
     return UnknownCall(

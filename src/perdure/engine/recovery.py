@@ -79,7 +79,7 @@ async def read_thread(host: Host, claimed: Claimed) -> fold.Thread:
         if not stored:
             raise Corrupt(f"Thread {claimed.thread!r} ends at record {state.tail}; {tail.sequence} were promised.")
         for batch in stored:
-            fold.apply_batch(state, batch.body)
+            fold.apply_batch(state, batch.body, batch.apart)
             if state.tail != batch.last or state.digest != batch.tail:
                 raise Corrupt(
                     f"Thread {claimed.thread!r}: the stored digest after record {batch.last} is not the content's.",

@@ -39,7 +39,6 @@ class Boundary(StrEnum):
     TASKS_STARTED = "tasks-started"
     TASKS_SETTLED = "tasks-settled"
     TASK_RETRY = "task-retry"
-    TASK_WAITING = "task-waiting"
     TURNS_ENDED = "turns-ended"
     BUDGET = "budget"
     ARTIFACT_LEASED = "artifact-leased"

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from perdure.records.blobs import NONE, Blobs
+
 
 class Tail(NamedTuple):
     """Where a log ends.
@@ -25,20 +27,33 @@ class Tail(NamedTuple):
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """A batch as stored: its place, the digest after it, and the bytes as appended."""
+    """A batch as stored: its place, the digest after it, the bytes as appended, and the payloads that stand beside them."""
 
     first: int
     last: int
     epoch: int
     tail: bytes
     body: bytes
+    apart: Blobs = NONE
 
 
 class Log(Protocol):
     """Append and read one thread's batches. ``thread`` is the store's number for it (``ledger.Claimed.number``)."""
 
-    def append(self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes) -> None:
+    def append(
+        self,
+        thread: int,
+        epoch: int,
+        token: int,
+        expected: Tail,
+        count: int,
+        body: bytes,
+        tail: bytes,
+        apart: Blobs = NONE,
+    ) -> None:
         """Append one batch of ``count`` records (1..256) after ``expected``; ``tail`` is the digest after it.
+
+        ``apart`` are the payloads that its bytes name by digest; they are kept with the thread.
 
         Atomic with the unit. The epoch and token are checked in the same statement as the write.
         Idempotent: the same bytes at the same place again change nothing.

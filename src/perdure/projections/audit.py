@@ -95,8 +95,8 @@ def _situation(tx: Transaction, submission: str, now: Instant) -> _Situation:
     assert thread is not None
     state, unreadable = fold.Thread(row.thread), None
     try:
-        for first, _, _, tail, body in stored_batches(tx, row.thread_number):
-            fold.apply_batch(state, body)
+        for first, _, _, tail, body, apart in stored_batches(tx, row.thread_number):
+            fold.apply_batch(state, body, apart)
             if state.digest != tail:
                 raise Corrupt(f"The batch at record {first} of thread {row.thread!r} is not the one that was appended.")
     except (Corrupt, Incompatible) as error:

@@ -149,7 +149,7 @@ async def read_effect(store: Store, row: EffectRow) -> Effect:
     async for stored in batches(store, row.thread, row.sequence):
         if wanted not in stored.body:
             continue
-        batch = codec.decode(stored.body)
+        batch = codec.decode(stored.body, stored.apart)
         for record in batch.records:
             _take(found, record, row)
         if not found.started:

@@ -111,7 +111,7 @@ async def _completed(store: Store, row: Submission) -> RunCompleted | None:
     def find(stored: StoredBatch) -> RunCompleted | None:
         if wanted not in stored.body or b'"RunCompleted/' not in stored.body:
             return None
-        records = codec.decode(stored.body).records
+        records = codec.decode(stored.body, stored.apart).records
         return next((r for r in records if isinstance(r, RunCompleted) and r.run == row.run), None)
 
     for stored in store.read(newest):
@@ -295,7 +295,7 @@ async def inspect(store: Store, row: Submission) -> RunView:
 
 def _own(stored: StoredBatch, row: Submission) -> Iterator[tuple[int, codec.Record]]:
     """Records of a batch that are about this run, with their sequences."""
-    for sequence, record in enumerate(codec.decode(stored.body).records, stored.first):
+    for sequence, record in enumerate(codec.decode(stored.body, stored.apart).records, stored.first):
         own = getattr(record, "run", None) == row.run
         if own or (isinstance(record, CancelRequested) and record.submission == row.id):
             yield sequence, record

@@ -41,7 +41,7 @@ def records_of(batch: StoredBatch) -> tuple[RecordView, ...]:
     Raises:
         Incompatible: written by a newer release. Corrupt: not a batch.
     """
-    head = codec.decode(batch.body)  # refuses what this release does not know
+    head = codec.decode(batch.body, batch.apart)  # refuses what this release does not know
     at = to_datetime(head.at)
     stored = msgspec.json.decode(batch.body)["records"]
     return tuple(

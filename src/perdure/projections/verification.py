@@ -146,7 +146,7 @@ def stored_batches(tx: Transaction, thread: int) -> Iterator[Stored]:
     after = 0
     while page := tx.log.read(thread, after, PAGE_BATCHES_MAX):
         for batch in page:
-            yield batch.first, batch.last, batch.epoch, batch.tail, batch.body
+            yield batch.first, batch.last, batch.epoch, batch.tail, batch.body, batch.apart
         after = page[-1].first
         if len(page) < PAGE_BATCHES_MAX:
             return
@@ -201,7 +201,7 @@ def _started_at(tx: Transaction, row: EffectRow) -> bool:
     """Whether the log holds the start of an effect where its row says: that of a run nobody owes."""
     try:
         found = tx.log.read_from(row.thread, row.sequence, 1)
-        records = codec.decode(found[0].body).records if found else ()
+        records = codec.decode(found[0].body, found[0].apart).records if found else ()
     except Error:
         return True  # the check of that thread's bytes says so
     return any(getattr(record, "effect", None) == row.id for record in records)
@@ -216,7 +216,7 @@ def _stray_approvals(tx: Transaction, tally: _Tally) -> None:
 def _asked(tx: Transaction, row: ApprovalRow) -> bool:
     """Whether the log of a thread holds a request: that of a run nobody owes. Reads all of it."""
     needle = msgspec.json.encode(row.id)
-    return any(needle in body for *_, body in stored_batches(tx, row.thread))
+    return any(needle in body for *_, body, _ in stored_batches(tx, row.thread))
 
 
 # Only batches that hold one of these are decoded a second time.
@@ -305,10 +305,10 @@ class _Judge:
     def _batches(self) -> Iterator[Stored]:
         noted = self._noted
         for stored in stored_batches(self._tx, self._row.number):
-            _, noted.last, noted.epoch, _, body = stored
+            _, noted.last, noted.epoch, _, body, apart = stored
             if _NOTED.search(body) is not None:
                 try:
-                    records = codec.decode(body).records
+                    records = codec.decode(body, apart).records
                 except Error:
                     records = ()  # the check of bytes says so
                 for record in records:

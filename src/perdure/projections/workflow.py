@@ -116,7 +116,7 @@ async def folded(store: Store, row: Submission) -> fold.Thread:
         if not stored:
             return state
         for batch in stored:
-            fold.apply_batch(state, batch.body)
+            fold.apply_batch(state, batch.body, batch.apart)
             after = batch.last
 
 

@@ -45,7 +45,6 @@ from perdure.executors.secret_values import shown, texts, without
 from perdure.limits import (
     A2A_PARTS_MAX,
     ARTIFACT_BYTES_MAX,
-    INLINE_BYTES_MAX,
     PROTOCOL_FAREWELL_SECONDS,
     PROTOCOL_TEXT_CHARS_MAX,
 )
@@ -374,8 +373,6 @@ class _Delegation:
                 raise self._unusable(f"its output does not fit outputSchema: {wrong}")
         told = {"status": "succeeded", "changed": True, **where, "text": text, "output": value, "artifacts": artifacts}
         told = self._secretless(told)
-        if (size := len(_encode(told))) > INLINE_BYTES_MAX:
-            raise self._unusable(f"its result of {size:,} bytes is over the limit of {INLINE_BYTES_MAX:,}")
         return Performed(told, tuple(produced))
 
     def _unusable(self, why: str) -> Failed:

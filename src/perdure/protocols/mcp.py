@@ -331,10 +331,6 @@ def _performed(
         _usable(who, "the server's own schema", tool.output_schema, structured)
     if output_schema is not None:
         _usable(who, "outputSchema", output_schema, structured if structured is not None else _value(text))
-    size = len(_encode(told))
-    if size > INLINE_BYTES_MAX:
-        said = f"{who} was called, and its result of {size:,} bytes is over the limit of {INLINE_BYTES_MAX:,}."
-        raise Failed(said, kind="output")
     return Performed(told, tuple(produced))
 
 

@@ -13,7 +13,9 @@ from typing import Literal
 import msgspec
 
 from perdure.errors import Corrupt, Incompatible
+from perdure.limits import INLINE_BYTES_MAX
 from perdure.records import effect, run, task, thread
+from perdure.records.blobs import MARK, NONE, Blobs, moved_out, put_back
 
 Record = (
     thread.ThreadCreated
@@ -90,19 +92,29 @@ _version = msgspec.json.Decoder(_Version)
 
 
 def encode(batch: Batch) -> bytes:
-    """The bytes of a batch, as they will be stored and digested."""
+    """The bytes of a batch with every payload in its place."""
     return _encoder.encode(batch)
 
 
-def decode(body: bytes) -> Batch:
-    """The batch of stored bytes.
+def encode_apart(batch: Batch) -> tuple[bytes, Blobs]:
+    """The bytes of a batch, as they will be stored and digested, and the payloads that stand beside it."""
+    body = _encoder.encode(batch)
+    if len(body) <= INLINE_BYTES_MAX and MARK not in body:
+        return body, NONE
+    apart: dict[str, bytes] = {}
+    records = tuple(moved_out(record, apart) for record in batch.records)
+    return _encoder.encode(msgspec.structs.replace(batch, records=records)), apart
+
+
+def decode(body: bytes, apart: Blobs = NONE) -> Batch:
+    """The batch of stored bytes, with the payloads that stand beside it in their places.
 
     Raises:
         Incompatible: written by a newer format, or with a record kind or field this release does not know.
-        Corrupt: not a batch at all.
+        Corrupt: not a batch at all, or a payload is missing or another.
     """
     try:
-        return _decoder.decode(body)
+        batch = _decoder.decode(body)
     except msgspec.ValidationError as error:
         try:
             version = _version.decode(body).v
@@ -112,6 +124,9 @@ def decode(body: bytes) -> Batch:
         raise Incompatible(f"A stored batch has {what}.", help="Open it with the release that wrote it.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"A stored batch is not JSON: {error}.", help="Restore it from a backup.") from error
+    if MARK not in body:
+        return batch
+    return msgspec.structs.replace(batch, records=tuple(put_back(record, apart) for record in batch.records))
 
 
 def chain(previous: bytes, body: bytes) -> bytes:

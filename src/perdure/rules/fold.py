@@ -14,6 +14,7 @@ import msgspec
 
 from perdure.errors import Corrupt, Invalid
 from perdure.records import codec, effect, run, task, thread
+from perdure.records.blobs import NONE, Blobs
 from perdure.records.parts import NO_CHARGE, CallPart, Charge, Failure, Usage
 from perdure.rules import flow
 
@@ -573,13 +574,13 @@ def apply(state: Thread, record: codec.Record) -> None:
     state.tail += 1
 
 
-def apply_batch(state: Thread, body: bytes) -> codec.Batch:
+def apply_batch(state: Thread, body: bytes, apart: Blobs = NONE) -> codec.Batch:
     """Take one stored batch into the state, verifying place, epoch order and chain.
 
     Raises:
         Corrupt: it does not continue the state. Incompatible: this release cannot read it.
     """
-    batch = codec.decode(body)
+    batch = codec.decode(body, apart)
     if batch.first != state.tail + 1 or batch.thread != state.id:
         raise Corrupt(f"Thread {state.id!r} has a gap: batch at {batch.first} follows record {state.tail}.")
     if batch.epoch < state.epoch:

@@ -15,14 +15,15 @@ from perdure import ids
 from perdure.canonical import digest_raw
 from perdure.errors import Corrupt, Error, Invalid
 from perdure.records import codec, thread
+from perdure.records.blobs import Blobs
 from perdure.records.parts import Failure
 from perdure.rules import fold
 from perdure.rules.lifecycle import ApprovalStatus, EffectStatus
 from perdure.rules.trace import Findings, Trace
 
 Status = Literal["passed", "failed", "skipped"]
-Stored = tuple[int, int, int, bytes, bytes]
-"""A stored batch: first, last, epoch, tail digest after it, body."""
+Stored = tuple[int, int, int, bytes, bytes, Blobs]
+"""A stored batch: first, last, epoch, tail digest after it, body, payloads beside it."""
 
 BYTES_CHECKS = {
     "sequence-contiguity": "Batches follow each other from record 1 without gap or overlap.",
@@ -309,7 +310,7 @@ class _Bytes:
         self._fail = findings.fail
 
     def take(self, stored: Stored) -> codec.Batch | None:
-        first, last, epoch, tail, body = stored
+        first, last, epoch, tail, body, apart = stored
         if first != self.last + 1 or last < first:
             self._fail("sequence-contiguity", f"the batch {first}..{last} follows record {self.last}")
         if codec.chain(self.tail, body) != tail:
@@ -318,8 +319,8 @@ class _Bytes:
             self._fail("epoch-order", f"the batch at {first} was written in epoch {epoch} after epoch {self.epoch}")
         self.last, self.epoch, self.tail = last, epoch, tail
         try:
-            batch = codec.decode(body)
-            if codec.decode(codec.encode(batch)) != batch:
+            batch = codec.decode(body, apart)
+            if codec.decode(*codec.encode_apart(batch)) != batch:
                 self._fail("schema-round-trip", f"the batch at {first} decodes otherwise when encoded again")
         except Error as error:
             self._fail("schema-round-trip", f"the batch at {first}: {error.message}")

@@ -102,7 +102,7 @@ async def _gather(folder: Path, deaths: int, split: bool) -> Evidence:
             for thread in tx.ledger.threads():
                 after = 0
                 while page := tx.log.read(thread.number, after, PAGE_BATCHES_MAX):
-                    batches += [codec.decode(stored.body) for stored in page]
+                    batches += [codec.decode(stored.body, stored.apart) for stored in page]
                     after = page[-1].last
             return batches, {row.id: row for row in tx.ledger.submissions()}
 

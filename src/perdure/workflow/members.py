@@ -286,7 +286,7 @@ class Members:
             started,
             TaskWaiting(run, task.id, _instant(action, given.value, self.attempt.host.clock.now())),
         ]
-        member.outcome, member.boundary = Left("timer"), Boundary.TASK_WAITING
+        member.outcome = Left("timer")
 
     # -- going on -------------------------------------------------------------------------------------------------------
     def due(self, id: str, now: int, *, fresh: bool) -> bool:

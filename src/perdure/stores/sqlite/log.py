@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+import re
+from typing import Any, cast
 
 import apsw
 
 from perdure.errors import Conflict, Invalid, OwnershipLost, Unavailable
 from perdure.limits import BATCH_RECORDS_MAX, MEMORY_BYTES_MAX, MEMORY_THREAD_BYTES_MAX
 from perdure.ports.log import StoredBatch, Tail
+from perdure.records.blobs import MARK, NONE, Blobs
 from perdure.records.codec import EMPTY_TAIL
 
 # The batch before must be there and end where this one begins; a batch already in this place is left alone. Looking the
@@ -21,6 +23,11 @@ WHERE number = ?1 AND epoch = ?4 AND token = ?7
 """
 
 
+_SIZES = """SELECT thread, sum(size) FROM (SELECT thread, length(body) AS size FROM batch
+            UNION ALL SELECT thread, length(body) FROM blob) GROUP BY thread"""
+_NAMED = re.compile(rb'\{"\$blob":"(sha256:[0-9a-f]{64})"')
+
+
 class SqliteLog:
     """Implements ``ports.log.Log`` on one connection; used inside a unit of work only."""
 
@@ -31,7 +38,17 @@ class SqliteLog:
         self._memory = memory
         self._sizes: dict[int, int] = {}
 
-    def append(self, thread: int, epoch: int, token: int, expected: Tail, count: int, body: bytes, tail: bytes) -> None:
+    def append(
+        self,
+        thread: int,
+        epoch: int,
+        token: int,
+        expected: Tail,
+        count: int,
+        body: bytes,
+        tail: bytes,
+        apart: Blobs = NONE,
+    ) -> None:
         """See ``ports.log.Log.append``."""
         if not 1 <= count <= BATCH_RECORDS_MAX:
             raise Invalid(f"A batch holds 1 to {BATCH_RECORDS_MAX} records (BATCH_RECORDS_MAX), not {count}.")
@@ -43,7 +60,11 @@ class SqliteLog:
         if self._changes() != 1:
             self._refuse(thread, epoch, token, (first, first + count - 1), body)
         elif self._memory:
-            self._count(thread, len(body))
+            self._count(thread, len(body) + sum(map(len, apart.values())))
+        for digest, payload in apart.items():
+            self._execute(
+                "INSERT OR IGNORE INTO blob (thread, digest, body) VALUES (?, ?, ?)", (thread, digest, payload)
+            )
 
     def _refuse(self, thread: int, epoch: int, token: int, place: tuple[int, int], body: bytes) -> None:
         rows = self._execute("SELECT id, epoch, token FROM thread WHERE number = ?", (thread,)).fetchall()
@@ -66,7 +87,7 @@ class SqliteLog:
         sizes[thread] = sizes.get(thread, 0) + size
         if sizes[thread] > MEMORY_THREAD_BYTES_MAX or sum(sizes.values()) > MEMORY_BYTES_MAX:
             sizes.clear()
-            rows = self._execute("SELECT thread, sum(length(body)) FROM batch GROUP BY thread").fetchall()
+            rows = self._execute(_SIZES).fetchall()
             sizes.update(cast("list[tuple[int, int]]", rows))
         if sizes[thread] > MEMORY_THREAD_BYTES_MAX:
             raise Unavailable(
@@ -95,7 +116,7 @@ class SqliteLog:
             "SELECT first, last, epoch, tail, body FROM batch WHERE thread = ? AND first > ? ORDER BY first LIMIT ?",
             (thread, after, limit),
         )
-        return [StoredBatch(*row) for row in rows]
+        return self._stored(thread, rows.fetchall())
 
     def read_from(self, thread: int, sequence: int, limit: int) -> list[StoredBatch]:
         """See ``ports.log.Log.read_from``."""
@@ -105,4 +126,19 @@ class SqliteLog:
                ORDER BY first LIMIT ?3""",
             (thread, sequence, limit),
         )
-        return [StoredBatch(*row) for row in rows]
+        return self._stored(thread, rows.fetchall())
+
+    def _stored(self, thread: int, rows: list[tuple[Any, ...]]) -> list[StoredBatch]:
+        """Batches of rows (first, last, epoch, tail, body), with their payloads."""
+        return [
+            StoredBatch(first, last, epoch, tail, body, self._apart(thread, body) if MARK in body else NONE)
+            for first, last, epoch, tail, body in rows
+        ]
+
+    def _apart(self, thread: int, body: bytes) -> Blobs:
+        found: dict[str, bytes] = {}
+        for digest in {name.decode() for name in _NAMED.findall(body)}:
+            query = "SELECT body FROM blob WHERE thread = ? AND digest = ?"
+            for (payload,) in self._execute(query, (thread, digest)).fetchall():
+                found[digest] = cast("bytes", payload)
+        return found

@@ -221,3 +221,11 @@ CREATE TABLE memory (
   PRIMARY KEY (namespace, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX memory_expires ON memory (expires_at) WHERE expires_at IS NOT NULL;
+
+-- Payloads that are too large to stand in their batch, by their digest (records/blobs.py).
+CREATE TABLE blob (
+  thread INTEGER NOT NULL REFERENCES thread (number),
+  digest TEXT NOT NULL,
+  body BLOB NOT NULL,
+  PRIMARY KEY (thread, digest)
+) STRICT;
